@@ -1,0 +1,156 @@
+"""The contract that every world satisfies.
+
+A world knows tasks, effects and progress. It knows nothing of policies, of
+messages or of how long a token takes, and it imports nothing from `rlcr_jax`.
+All methods are pure and written for one task; callers `vmap` them.
+
+Axes: `[N]` agents, `[M]` targets, `[V]` verbs of the environment, `[F]`
+features per target. Times are int32 milliseconds.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import chex
+import jax
+
+Task = Any  # A pytree of arrays: one problem instance.
+World = Any  # A pytree of arrays: what agents have changed so far.
+
+PLANNING_FEATURES = (
+    'open',
+    'priority',
+    'value',
+    'turns_left',
+    'missing',
+    'blocks_me',
+)
+
+
+class VerbSpec(NamedTuple):
+  """A thing that an agent can do, and what doing it costs."""
+
+  name: str
+  takes_target: bool
+  output_tokens: float  # Median number of tokens that the agent writes.
+  tool_ms: int  # Time of the tool itself, after the last token.
+  acts_on_environment: bool  # Counts as useful work (signs of life, 1).
+  takes_peer: bool = False
+  takes_symbol: bool = False
+
+
+class Turns(NamedTuple):
+  """The turns of all agents, seen at the instant when some of them end."""
+
+  verb: chex.Array  # [N] int32, index into the environment's verbs.
+  target: chex.Array  # [N] int32.
+  start_ms: chex.Array  # [N] int32, when the turn began.
+  lands: chex.Array  # [N] bool: ends now, and was legal when it began.
+  now_ms: chex.Array  # [] int32.
+
+
+class Outcome(NamedTuple):
+  """What became of the turns that ended."""
+
+  effective: chex.Array  # [N] bool: landed and changed something.
+
+
+class TargetView(NamedTuple):
+  """What one agent sees of the targets."""
+
+  features: chex.Array  # [M, F] float32.
+  legal: chex.Array  # [V, M] bool, for the environment's own verbs.
+  relations: chex.Array  # [M, M] bool; row i names what target i needs.
+
+
+class Bounds(NamedTuple):
+  """Provable limits for one task."""
+
+  progress: chex.Array  # [] float32, upper bound by the time limit.
+  serial_ms: chex.Array  # [] int32, T1: one agent that never errs.
+  critical_path_ms: chex.Array  # [] int32, T-infinity.
+
+
+class Environment(abc.ABC):
+  """A family of tasks. Subclasses are frozen dataclasses of static knobs."""
+
+  name: str
+  num_targets: int  # M
+  awareness: bool = False  # Are other agents' turns in flight visible?
+  monotone: bool = True  # Does progress never fall?
+
+  @property
+  @abc.abstractmethod
+  def verbs(self) -> tuple[VerbSpec, ...]:
+    """The environment's own verbs, in the order of `TargetView.legal`."""
+
+  @property
+  @abc.abstractmethod
+  def feature_names(self) -> tuple[str, ...]:
+    """Names of the F columns of `TargetView.features`.
+
+    The first are `PLANNING_FEATURES`, the same in all environments, by which
+    scripted policies plan: `open` (the world allows the first verb on this
+    target now), `priority` (list scheduling takes the largest first), `value`
+    (what completing it adds to progress, times M), `turns_left` (turns of the
+    first verb until it is complete), `missing` (facts that this agent lacks to
+    act on it) and `blocks_me` (open targets that this target's fact would
+    unlock for this agent).
+    """
+
+  @abc.abstractmethod
+  def sample_task(self, key: jax.Array) -> Task:
+    """Draws one problem instance."""
+
+  @abc.abstractmethod
+  def reset(self, task: Task) -> World:
+    """The untouched world."""
+
+  @abc.abstractmethod
+  def view(self, task: Task, world: World, knows: chex.Array) -> TargetView:
+    """What an agent that knows the facts `knows` [M] bool sees and may do."""
+
+  @abc.abstractmethod
+  def land(
+      self,
+      task: Task,
+      world: World,
+      turns: Turns,
+      knows: chex.Array,
+      key: jax.Array,
+  ) -> tuple[World, chex.Array, Outcome]:
+    """Applies all turns that end now to the world and to `knows` [N, M]."""
+
+  @abc.abstractmethod
+  def progress(
+      self, task: Task, world: World, now_ms: chex.Array
+  ) -> chex.Array:
+    """The anytime return in [0, 1], float32, defined at every instant."""
+
+  @abc.abstractmethod
+  def finished(self, task: Task, world: World) -> chex.Array:
+    """True where nothing is left to do, so the rollout may stop early."""
+
+  @abc.abstractmethod
+  def bounds(
+      self,
+      task: Task,
+      num_agents: int,
+      limit_ms: chex.Array,
+      turn_ms: chex.Array,
+  ) -> Bounds:
+    """Provable limits, given the shortest duration `turn_ms` [V] of a verb."""
+
+  @abc.abstractmethod
+  def describe(self, task: Task) -> str:
+    """The task as text."""
+
+  @abc.abstractmethod
+  def describe_view(self, task: Task, world: World, knows: chex.Array) -> str:
+    """What an agent sees, as text: one line per target."""
+
+
+def require(condition: bool, field: str, value: Any, allowed: str) -> None:
+  """Raises a ValueError that names the field, the value and what is allowed."""
+  if not condition:
+    raise ValueError(f'{field}={value!r} is not allowed: it must be {allowed}.')

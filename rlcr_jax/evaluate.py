@@ -1,0 +1,258 @@
+"""Held-out evaluation: the trained collective beside its references.
+
+All modes play the same tasks with the same keys. They differ in who decides
+and under which rules; a mode's rules are traced, so modes that share a policy
+share one compiled program.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from rlcr_jax import checkpoints
+from rlcr_jax import files
+from rlcr_jax import learner
+from rlcr_jax import metrics
+from rlcr_jax import rollout
+from rlcr_jax import statistics
+from rlcr_jax import train
+from rlcr_jax.policies import scripted
+from rlcr_jax.policies.base import Policy
+
+_GRID = 512  # Times at which progress is recorded in a rollout.
+_ORACLE = {'awareness': True, 'free_facts': True}
+_MUTED = {'direct': False, 'board': False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+  """Who plays, with which parameters, under which rules."""
+
+  policy: str  # A key of `Evaluator.policies`.
+  params: str | None  # The arm whose parameters are used.
+  rules: dict[str, Any]  # Changes to the run's own rules.
+
+
+MODES: dict[str, Mode] = {
+    'collective': Mode('trained', 'collective', {}),
+    'solo': Mode('trained', 'solo', {'organisation': 'solo'}),
+    'muted': Mode('trained', 'collective', _MUTED),
+    'muted_trained': Mode('trained', 'muted', _MUTED),
+    'random': Mode('random', None, {}),
+    'oracle': Mode('oracle', None, _ORACLE),
+    'oracle_muted': Mode('oracle', None, {'awareness': True} | _MUTED),
+    'greedy_solo': Mode('greedy', None, {'organisation': 'solo'}),
+}
+
+
+class Evaluator:
+  """Plays modes on the held-out tasks of a run."""
+
+  def __init__(self, run: train.Run, params: dict[str, Any]):
+    """Takes trained parameters by arm; modes without theirs are left out."""
+    self.run, self.params = run, {None: ()} | params
+    collective = run.learner.collective
+    hires = run.config.collective.max_hires
+    self.policies: dict[str, Policy] = {
+        'trained': run.learner.policy,
+        'random': scripted.RandomPolicy(collective),
+        'oracle': scripted.ListScheduler(collective, hires),
+        'greedy': scripted.ListScheduler(collective, 0, by_value=True),
+    }
+    self.tasks = run.config.evaluation.num_tasks
+    self.modes = {n: m for n, m in MODES.items() if m.params in self.params}
+    self._mesh = learner.default_mesh(self.tasks)
+    self._compiled = {name: self._compile(p) for name, p in self.policies.items()}
+
+  def _compile(self, policy: Policy):
+    whole, split = PartitionSpec(), PartitionSpec(learner.DATA)
+    config = self.run.config.rlcr
+
+    def play(params, key, index, rules, grid_ms):
+      rollouts, _ = rollout.play_groups(
+          self.run.learner.collective,
+          policy,
+          params,
+          key,
+          index,
+          rules,
+          group_size=1,
+          chunk_size=config.chunk_size,
+          grid_ms=grid_ms,
+      )
+      return learner.gather_rollouts(rollouts)
+
+    return jax.jit(
+        jax.shard_map(
+            play,
+            mesh=self._mesh,
+            in_specs=(whole, whole, split, split, whole),
+            out_specs=whole,
+            check_vma=False,
+        )
+    )
+
+  def grid_ms(self, deadline_ms: int) -> np.ndarray:
+    """[T] int32 times from 0 to the deadline."""
+    return np.linspace(0, deadline_ms, _GRID).astype(np.int32)
+
+  def play(self, name: str, deadline_ms: int) -> rollout.Rollouts:
+    """One rollout of every held-out task, [P] each."""
+    mode = self.modes[name]
+    config = self.run.config
+    rules = config.collective.rules(
+        deadline_ms, **({'awareness': config.env.awareness} | mode.rules)
+    )
+    rules = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (self.tasks,)), rules
+    )
+    rollouts = self._compiled[mode.policy](
+        self.params[mode.params],
+        jax.random.key(config.evaluation.seed),
+        jnp.arange(self.tasks),
+        rules,
+        self.grid_ms(deadline_ms),
+    )
+    return jax.device_get(rollouts)
+
+  def summary(self, played: rollout.Rollouts) -> dict[str, Any]:
+    """The entry of a mode in `evaluation.json`."""
+    signs = metrics.signs_of_life(self.run.learner.collective.verbs, played)
+    mean, ci95 = statistics.mean_ci95(played.progress)
+    entry = {'return_mean': mean, 'return_ci95': ci95}
+    return entry | {
+        name if name.endswith('_s') or name.endswith('_share') else f'{name}_mean':
+        float(value.mean())
+        for name, value in signs.items()
+        if name != 'useful_tokens'
+    }
+
+
+def evaluate(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> dict[str, Any]:
+  """Evaluates a finished run and writes `evaluation.json`.
+
+  Args:
+    config: the run's.
+    workdir: a folder that `train.train` has filled.
+
+  Returns:
+    What is written; see `docs/evaluation.md` for every field.
+
+  Raises:
+    FileNotFoundError: if an arm has no checkpoint.
+    CheckpointError: if one cannot be restored.
+  """
+  run = train.build(config)
+  params = {arm: _load(run, arm, workdir) for arm in run.arms}
+  result = evaluate_params(run, params)
+  files.write_json(workdir / 'evaluation.json', result)
+  return result
+
+
+def _load(run: train.Run, arm: str, workdir: pathlib.Path):
+  folder = run.arm_directory(workdir, arm) / 'checkpoints'
+  saved = checkpoints.Checkpoints(folder)
+  if saved.latest_step() is None:
+    raise FileNotFoundError(
+        f'workdir={str(workdir)!r} has no checkpoint of {arm}: train it first,'
+        ' with python -m experiments.train.'
+    )
+  state = saved.restore(run.init(), run.learner.mesh)
+  saved.close()
+  return state.params
+
+
+def evaluate_params(run: train.Run, params: dict[str, Any]) -> dict[str, Any]:
+  """The evaluation of given parameters, one set per arm."""
+  evaluator = Evaluator(run, params)
+  deadline_ms = run.config.deadline.final_ms
+  play = functools.lru_cache(maxsize=None)(evaluator.play)
+  played = {name: play(name, deadline_ms) for name in evaluator.modes}
+  result = {
+      'deadline_ms': deadline_ms,
+      'num_tasks': evaluator.tasks,
+      'seed': run.config.run.seed,
+      'modes': {n: evaluator.summary(r) for n, r in played.items()},
+  }
+  references = [n for n in ('solo', 'greedy_solo') if n in evaluator.modes]
+  result['matched_tokens'] = {
+      n: _matched_tokens(evaluator, n, played['collective'], played[n])
+      for n in references
+  }
+  if 'solo' in references:
+    result['matched_tokens'] |= result['matched_tokens'].pop('solo')
+  result['by_deadline'] = _by_deadline(run, evaluator, play)
+  keep = slice(0, None, 4)  # Enough for a figure.
+  result['curves'] = {
+      'time_ms': evaluator.grid_ms(deadline_ms)[keep].tolist(),
+      'modes': {n: r.curve.mean(0)[keep].tolist() for n, r in played.items()},
+  }
+  return result
+
+
+def _matched_tokens(
+    evaluator: Evaluator,
+    name: str,
+    collective: rollout.Rollouts,
+    at_deadline: rollout.Rollouts,
+) -> dict[str, Any]:
+  """Gives one agent as many output tokens as the collective had.
+
+  Its deadline is the collective's mean output tokens divided by its own tokens
+  per millisecond. On every task, its time to reach the return that the
+  collective had there is compared with the time at which the collective
+  reached it. A rollout that never does counts with the whole of its time, which
+  can only understate the ratio.
+  """
+  tokens = float(collective.output_tokens.sum(1).mean())
+  rate = at_deadline.output_tokens.sum() / at_deadline.time_ms.sum()
+  deadline_ms = int(tokens / rate)
+  solo = evaluator.play(name, deadline_ms)
+  grid_ms = evaluator.grid_ms(deadline_ms)
+  reached = solo.curve >= collective.progress[:, None] - 1e-6  # [P, T]
+  ever = reached.any(1)
+  solo_ms = np.where(ever, grid_ms[reached.argmax(1)], deadline_ms)
+  ratio, ci95 = statistics.ratio_ci95(solo_ms, collective.progress_ms)
+  return {
+      'time_ratio': ratio,
+      'time_ratio_ci95': ci95,
+      'solo_return_mean': float(solo.progress.mean()),
+      'solo_deadline_ms': deadline_ms,
+      'output_tokens_mean': tokens,
+      'never_reached_share': float(1.0 - ever.mean()),
+  }
+
+
+def _by_deadline(run: train.Run, evaluator: Evaluator, play) -> dict[str, Any]:
+  """Return against deadline, and where the collective overtakes one agent."""
+  config = run.config
+  deadlines_ms = np.linspace(
+      config.deadline.first_ms,
+      config.deadline.final_ms,
+      config.evaluation.deadlines,
+  ).astype(int)
+  modes: dict[str, Any] = {}
+  for name in evaluator.modes:
+    points = [
+        statistics.mean_ci95(play(name, int(d)).progress) for d in deadlines_ms
+    ]
+    modes[name] = {
+        'return_mean': [mean for mean, _ in points],
+        'return_ci95': [ci95 for _, ci95 in points],
+    }
+  result = {'deadline_ms': deadlines_ms.tolist(), 'modes': modes}
+  lower = 'solo' if 'solo' in modes else 'greedy_solo'
+  result['crossover_ms'] = statistics.first_crossing(
+      deadlines_ms,
+      np.array(modes['collective']['return_mean']),
+      np.array(modes[lower]['return_mean']),
+  )
+  return result

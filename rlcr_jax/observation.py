@@ -1,0 +1,269 @@
+"""What a free agent sees and what it may decide.
+
+An observation is a set of tokens (me, the targets, a window of peers) with
+masks of what is legal. Identities enter as sinusoids of an index, which break
+the symmetry between equal agents without fixing how many there are.
+"""
+
+from typing import Any, NamedTuple
+
+import chex
+from envs import base
+import jax
+import jax.numpy as jnp
+from rlcr_jax import clock
+from rlcr_jax.roster import Rules
+
+WAIT, TELL, POST, HIRE, FIRE = 'wait', 'tell', 'post', 'hire', 'fire'
+
+# Leading columns of `Observation.me`; verbs and the seat follow.
+MY_FEATURES = (
+    'one',
+    'time_left_share',
+    'time_left',
+    'deadline',
+    'log_team',
+    'solitude',
+    'chief',
+    'progress',
+    'unread',
+    'experience',
+    'effective',
+    'rank',
+)
+
+
+class Observation(NamedTuple):
+  """Tokens of features, and what is legal."""
+
+  me: chex.Array  # [S] float32.
+  targets: chex.Array  # [M, F] float32.
+  peers: chex.Array  # [K, E] float32.
+  relations: chex.Array  # [M, M] bool.
+  legal_verb: chex.Array  # [V] bool.
+  legal_target: chex.Array  # [V, M] bool.
+  legal_peer: chex.Array  # [K] bool.
+  peer_seat: chex.Array  # [K] int32.
+
+
+class Action(NamedTuple):
+  """One decision. Parts that the verb does not use are 0."""
+
+  verb: chex.Array  # [] int32.
+  target: chex.Array  # [] int32.
+  peer: chex.Array  # [] int32, index into the peer window.
+  symbol: chex.Array  # [] int32.
+
+
+def is_legal(verbs, obs: Observation, action: Action) -> chex.Array:
+  """[] bool: may this action have an effect?"""
+  verb = action.verb
+  uses_target, uses_peer = takes(verbs, 'target'), takes(verbs, 'peer')
+  return (
+      obs.legal_verb[verb]
+      & (~uses_target[verb] | obs.legal_target[verb, action.target])
+      & (~uses_peer[verb] | obs.legal_peer[action.peer])
+  )
+
+
+def takes(verbs: tuple[base.VerbSpec, ...], part: str) -> chex.Array:
+  """[V] bool: which verbs use this part of an action."""
+  return jnp.array([getattr(v, f'takes_{part}') for v in verbs])
+
+
+def one_hot(index: chex.Array, size: int) -> chex.Array:
+  """[..., size] bool; all False for an index out of range."""
+  return index[..., None] == jnp.arange(size)
+
+
+def observe(
+    collective: Any,
+    task: base.Task,
+    rules: Rules,
+    state: Any,
+    agent: chex.Array,
+) -> Observation:
+  """What `agent` sees when its next turn begins.
+
+  It does not depend on what others decided at the same instant, so it does not
+  matter in which order free agents are served.
+
+  Args:
+    collective: a `Collective`.
+    task: one problem instance.
+    rules: scalars.
+    state: a `CollectiveState`.
+    agent: [] int32, a seat.
+  """
+  env, verbs = collective.env, collective.verbs
+  board_fact = state.mail.board_fact & rules.board
+  knows = state.knows[agent] | board_fact | rules.free_facts
+  view = env.view(task, state.world, knows)
+  chex.assert_shape(view.features, (env.num_targets, len(env.feature_names)))
+  seats = _peer_window(collective, state, agent)
+  legal_peer = state.present[seats] & (seats != agent)
+  legal_target = _legal_targets(verbs, view.legal, rules, jnp.any(legal_peer))
+  legal_verb = _legal_verbs(verbs, legal_target, rules, state, agent)
+  return Observation(
+      me=_my_features(collective, task, rules, state, agent),
+      targets=_target_features(collective, view, rules, state, agent),
+      peers=_peer_features(state, agent, seats, legal_peer),
+      relations=view.relations,
+      legal_verb=legal_verb,
+      legal_target=legal_target & legal_verb[:, None],
+      legal_peer=legal_peer,
+      peer_seat=seats,
+  )
+
+
+def _waves(index: chex.Array, size: int = 8) -> chex.Array:
+  """Sinusoids of an index, [..., size]: an identity for any number of them."""
+  rates = 2.0 ** -jnp.arange(size // 2)  # Wavelengths from 4 upwards.
+  phase = index[..., None] * rates * (jnp.pi / 2)
+  return jnp.concatenate([jnp.sin(phase), jnp.cos(phase)], axis=-1)
+
+
+def _recency(now_ms: chex.Array, then_ms: chex.Array) -> chex.Array:
+  """1 for this instant, falling with age, 0 for never."""
+  age_s = (now_ms - then_ms) / 1000.0
+  return jnp.where(then_ms == clock.NEVER, 0.0, 1.0 / (1.0 + age_s / 30.0))
+
+
+def _scale_ms(ms: chex.Array) -> chex.Array:
+  """A time of any length as a number near 1."""
+  return jnp.log1p(jnp.maximum(ms, 0) / 30_000.0)
+
+
+def _columns(*columns: chex.Array) -> chex.Array:
+  """Stacks and concatenates [...] and [..., k] columns to float32 [..., F]."""
+  rank = min(jnp.ndim(c) for c in columns)
+  wide = [c if jnp.ndim(c) > rank else c[..., None] for c in columns]
+  return jnp.concatenate([c.astype(jnp.float32) for c in wide], axis=-1)
+
+
+def _peer_window(collective, state, agent) -> chex.Array:
+  """[K] seats: all others, or those last in contact, nearest first."""
+  n, k = collective.num_agents, collective.num_peers
+  ring = (agent + 1 + jnp.arange(max(n - 1, 1))) % n
+  if n - 1 <= k:
+    return ring.astype(jnp.int32)
+  contact_ms = state.mail.contact_ms
+  contact = jnp.maximum(contact_ms[agent], contact_ms[:, agent])[ring]
+  contact = jnp.where(state.present[ring], contact, clock.NEVER - 1)
+  _, order = jax.lax.top_k(contact, k)  # Ties keep the order of the ring.
+  return ring[order].astype(jnp.int32)
+
+
+def _legal_targets(verbs, env_legal, rules: Rules, anyone) -> chex.Array:
+  """[V, M] bool: the environment's rows, then those of coordination."""
+  own, targets = env_legal.shape
+  talks = {TELL: anyone & rules.direct, POST: anyone & rules.board}
+  rows = [
+      jnp.broadcast_to(talks.get(v.name, jnp.asarray(False)), (targets,))
+      for v in verbs[own:]
+  ]
+  return jnp.concatenate([env_legal, jnp.stack(rows)])
+
+
+def _legal_verbs(verbs, legal_target, rules: Rules, state, agent) -> chex.Array:
+  """[V] bool."""
+  chief = rules.hiring & (agent == 0)
+  team = jnp.sum(state.present)
+  others = {
+      WAIT: jnp.asarray(True),
+      HIRE: chief & (team < rules.team_limit),
+      FIRE: chief & (team > 1),
+  }
+  return jnp.stack([
+      jnp.any(legal_target[i]) if v.takes_target else others[v.name]
+      for i, v in enumerate(verbs)
+  ])
+
+
+def _my_features(collective, task, rules: Rules, state, agent) -> chex.Array:
+  """[S] float32: `MY_FEATURES`, the last verb, the seat."""
+  now_ms, deadline_ms = state.clock_ms, rules.deadline_ms
+  team = jnp.sum(state.present)
+  # Who else is free at this instant, in a later seat: with awareness only.
+  begins = (state.turn.start_ms == now_ms) & (state.turn.verb >= 0)
+  free = state.present & (~state.busy | begins)
+  rank = jnp.sum(free & (jnp.arange(collective.num_agents) > agent))
+  return _columns(
+      jnp.ones(()),
+      (deadline_ms - now_ms) / deadline_ms,
+      _scale_ms(deadline_ms - now_ms),
+      _scale_ms(deadline_ms),
+      jnp.log(team) / 2.0,
+      1.0 / team,
+      rules.hiring & (agent == 0),
+      collective.env.progress(task, state.world, now_ms),
+      jnp.log1p(state.mail.unread[agent] / 100.0) / 3.0,
+      jnp.log1p(state.turn_index[agent]) / 3.0,
+      state.effective[agent],
+      rank * rules.awareness,
+      one_hot(state.turn.verb[agent], len(collective.verbs)),
+      _waves(agent),
+  )
+
+
+def _target_features(
+    collective, view: base.TargetView, rules: Rules, state, agent
+) -> chex.Array:
+  """[M, F] float32: the environment's columns, `in_flight`, then the rest."""
+  ids = jnp.arange(collective.env.num_targets)
+  now_ms, mail, turn = state.clock_ms, state.mail, state.turn
+  others = state.busy & (turn.start_ms < now_ms)
+  others &= jnp.arange(collective.num_agents) != agent
+  others &= (turn.verb >= 0) & (turn.verb < len(collective.env.verbs))
+  at = (turn.target[:, None] == ids) & others[:, None]  # [N, M]
+  mine = (turn.target[agent] == ids) & (turn.verb[agent] >= 0)
+  posted = mail.board.ms != clock.NEVER
+  told = mail.direct.ms[agent] != clock.NEVER
+  voice = lambda said, symbol, sender: said[:, None] * _columns(
+      jnp.ones_like(said),
+      one_hot(symbol, collective.config.num_symbols),
+      _waves(sender),
+  )
+  return _columns(
+      view.features,
+      jnp.sum(at, axis=0) * rules.awareness,
+      mine,
+      mine & state.effective[agent],
+      posted & (mail.board.sender == agent),
+      mail.board_fact,
+      _recency(now_ms, mail.board.ms),
+      _recency(now_ms, mail.direct.ms[agent]),
+      _recency(now_ms, mail.said_ms[agent]),
+      voice(posted, mail.board.symbol, mail.board.sender),
+      voice(told, mail.direct.symbol[agent], mail.direct.sender[agent]),
+      _waves(ids),
+      _backlog(collective.env, view),
+  )
+
+
+def _backlog(env: base.Environment, view: base.TargetView) -> chex.Array:
+  """[M, 8] float32: each open target's place in the order of priority.
+
+  Everybody sees the same backlog, so a convention such as "seat k takes place
+  k" can be learned for any number of agents and targets.
+  """
+  columns = {name: view.features[:, i] for i, name in enumerate(env.feature_names)}
+  is_open, priority = columns['open'] > 0, columns['priority']
+  ids = jnp.arange(env.num_targets)
+  ahead = priority[None, :] > priority[:, None]
+  ahead |= (priority[None, :] == priority[:, None]) & (ids[None, :] < ids[:, None])
+  place = jnp.sum(ahead & is_open[None, :], axis=1)
+  return _waves(place) * is_open[:, None]
+
+
+def _peer_features(state, agent, seats, legal_peer) -> chex.Array:
+  """[K, E] float32, zero for absent peers."""
+  now_ms, contact_ms = state.clock_ms, state.mail.contact_ms
+  features = _columns(
+      jnp.ones_like(seats),
+      seats == 0,
+      _recency(now_ms, contact_ms[agent, seats]),
+      _recency(now_ms, contact_ms[seats, agent]),
+      _waves(seats),
+  )
+  return features * legal_peer[:, None]

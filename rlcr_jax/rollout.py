@@ -1,0 +1,270 @@
+"""The packed event loop: collectives play, and only decisions are paid for.
+
+Every collective has its own clock. One iteration takes up to C agents that are
+free, from whichever collectives, evaluates the policy on them as one chunk, and
+then moves every collective in which nobody waits any more to its own next
+event. A chunk is therefore full as long as there is work for it, whatever the
+teams' sizes, and a collective with more free agents than fit simply waits: its
+clock stands still, and all who are free at one instant see the same state.
+"""
+
+from typing import NamedTuple
+
+import chex
+from envs import base
+import jax
+import jax.numpy as jnp
+from rlcr_jax import decisions
+from rlcr_jax import observation
+from rlcr_jax.collective import Collective
+from rlcr_jax.collective import CollectiveState
+from rlcr_jax.collective import Turn
+from rlcr_jax.policies.base import Params
+from rlcr_jax.policies.base import Policy
+from rlcr_jax.roster import Rules
+
+
+class Rollouts(NamedTuple):
+  """B finished rollouts. Leading axis [B] unless stated."""
+
+  progress: chex.Array  # float32: the anytime return at the deadline.
+  time_ms: chex.Array  # int32, when the clock stopped.
+  progress_ms: chex.Array  # int32, when progress last changed.
+  turns: chex.Array  # [B, V] int32, turns begun.
+  effective: chex.Array  # [B, V] int32, turns that had their effect.
+  output_tokens: chex.Array  # [B, V] int32.
+  team_size: chex.Array  # int32, most agents present at once.
+  curve: chex.Array  # [B, T] float32, progress at the times of `grid_ms`.
+  iterations: chex.Array  # [] int32, of the event loop.
+  decisions: chex.Array  # [] int32, taken in all B rollouts.
+
+
+class _Carry(NamedTuple):
+  states: CollectiveState  # [B].
+  buffer: decisions.Buffer | None
+  cursor: chex.Array  # [] int32, the flat seat that is served next.
+  curve: chex.Array  # [B, T].
+  iterations: chex.Array
+  decisions: chex.Array
+
+
+def _pick(
+    waits: chex.Array, cursor: chex.Array, size: int
+) -> tuple[chex.Array, chex.Array, chex.Array]:
+  """Takes up to `size` waiting seats, round-robin from `cursor`.
+
+  Serving in turns keeps all collectives about equally far, so that the chunks
+  stay full until the end.
+
+  Args:
+    waits: [B * N] bool.
+    cursor: [] int32.
+    size: C.
+
+  Returns:
+    Flat seats [C] (valid in the first `count`), `count` [], and the rank of
+    each waiting seat in the chunk, [B * N].
+  """
+  total = waits.shape[0]
+  upto = jnp.cumsum(waits, dtype=jnp.int32)
+  before_cursor = jnp.where(cursor > 0, upto[cursor - 1], 0)
+  rank = (upto - 1 - before_cursor) % jnp.maximum(upto[-1], 1)
+  wanted = (jnp.arange(size) + before_cursor) % jnp.maximum(upto[-1], 1) + 1
+  seats = jnp.searchsorted(upto, wanted)
+  count = jnp.minimum(upto[-1], size)
+  return jnp.minimum(seats, total - 1), count, rank
+
+
+def play(
+    collective: Collective,
+    policy: Policy,
+    params: Params,
+    tasks: base.Task,
+    rules: Rules,
+    keys: jax.Array,
+    *,
+    chunk_size: int,
+    capacity: int = 0,
+    grid_ms: chex.Array | None = None,
+) -> tuple[Rollouts, decisions.Buffer | None]:
+  """Plays B rollouts to their deadlines.
+
+  The key of a decision is `fold_in(fold_in(rollout_key, agent), turn_index)`,
+  so the rollouts do not depend on `chunk_size`, on B or on the devices.
+
+  Args:
+    collective: the world, the roster, the channels and the clock.
+    policy: who decides.
+    params: its parameters.
+    tasks: leaves [B, ...].
+    rules: [B] each.
+    keys: [B] rollout keys.
+    chunk_size: C, policy rows evaluated at once.
+    capacity: decisions that the buffer holds; 0 records none.
+    grid_ms: [T] int32, times at which progress is recorded.
+
+  Returns:
+    The rollouts, and the buffer of their decisions (None if `capacity` is 0).
+    Where `buffer.overflow` is set, the loop stopped and nothing is usable.
+  """
+  grid_ms = jnp.zeros((0,), jnp.int32) if grid_ms is None else grid_ms
+  batch, n = keys.shape[0], collective.num_agents
+  chex.assert_equal(rules.deadline_ms.shape, (batch,))
+  world_keys, agent_keys = jnp.moveaxis(
+      jax.vmap(jax.random.split)(keys), 1, 0
+  )
+  states = jax.vmap(collective.reset)(tasks, rules, agent_keys)
+
+  def decide(states: CollectiveState, seats: chex.Array):
+    """The policy's decisions for flat seats [C]."""
+    b, agent = seats // n, seats % n
+    row = lambda tree: jax.tree.map(lambda x: x[b], tree)
+    mine, my_rules = row(states), row(rules)
+    obs = jax.vmap(collective.observe)(row(tasks), my_rules, mine, agent)
+    fold = jax.vmap(jax.random.fold_in)
+    key = fold(states.agent_keys[b, agent], states.turn_index[b, agent])
+    draw, spend = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
+    action, log_prob = policy.sample(params, draw, obs)
+    medians = jnp.array([v.output_tokens for v in collective.verbs])
+    tokens = jax.vmap(collective.latency.sample_tokens)(
+        spend, medians[action.verb]
+    )
+    duration = jax.vmap(collective.duration_ms)(
+        mine, agent, action.verb, tokens
+    )
+    start = states.clock_ms[b]
+    turn = Turn(
+        verb=action.verb,
+        target=action.target,
+        peer=jnp.take_along_axis(obs.peer_seat, action.peer[:, None], 1)[:, 0],
+        symbol=action.symbol,
+        legal=jax.vmap(
+            lambda o, a: observation.is_legal(collective.verbs, o, a)
+        )(obs, action),
+        output_tokens=tokens,
+        start_ms=start,
+        end_ms=start + duration,
+    )
+    decision = decisions.Decision(
+        rollout=b,
+        agent=agent,
+        start_ms=start,
+        observation=obs,
+        action=action,
+        log_prob=log_prob,
+        output_tokens=tokens,
+        trainable=jnp.ones_like(b, bool),
+    )
+    return turn, decision
+
+  def body(carry: _Carry) -> _Carry:
+    states = carry.states
+    waits = jax.vmap(collective.ready)(states)  # [B, N]
+    seats, count, rank = _pick(waits.reshape(-1), carry.cursor, chunk_size)
+    turn, decision = decide(states, seats)
+    rank = rank.reshape(batch, n)
+    decides = waits & (rank < count)
+    spread = lambda x: x[jnp.minimum(rank, chunk_size - 1)]
+    states = jax.vmap(collective.act)(
+        rules, states, decides, jax.tree.map(spread, turn)
+    )
+    may = ~jnp.any(waits & ~decides, axis=1)
+    before = jax.vmap(collective.env.progress)(
+        tasks, states.world, states.clock_ms
+    )
+    then_ms = states.clock_ms
+    states, _ = jax.vmap(collective.advance)(
+        tasks, rules, states, world_keys, may
+    )
+    # Progress held its value from the last event up to this one.
+    held = (grid_ms >= then_ms[:, None]) & (grid_ms < states.clock_ms[:, None])
+    buffer = carry.buffer
+    if buffer is not None:
+      buffer = decisions.append(buffer, decision, count)
+    return _Carry(
+        states=states,
+        buffer=buffer,
+        cursor=jnp.where(count > 0, (seats[count - 1] + 1) % (batch * n), 0),
+        curve=jnp.where(held, before[:, None], carry.curve),
+        iterations=carry.iterations + 1,
+        decisions=carry.decisions + count,
+    )
+
+  def unfinished(carry: _Carry) -> chex.Array:
+    open_ = jnp.any(~carry.states.done)
+    return open_ if carry.buffer is None else open_ & ~carry.buffer.overflow
+
+  buffer = None
+  if capacity:
+    shapes = jax.eval_shape(
+        decide, states, jax.ShapeDtypeStruct((chunk_size,), jnp.int32)
+    )
+    buffer = decisions.empty(shapes[1], capacity, chunk_size)
+  zero = jnp.int32(0)
+  curve = jnp.zeros((batch, grid_ms.shape[0]), jnp.float32)
+  carry = _Carry(states, buffer, zero, curve, zero, zero)
+  carry = jax.lax.while_loop(unfinished, body, carry)
+  return _summary(collective, tasks, carry, grid_ms), carry.buffer
+
+
+def play_groups(
+    collective: Collective,
+    policy: Policy,
+    params: Params,
+    key: jax.Array,
+    index: chex.Array,
+    rules: Rules,
+    *,
+    group_size: int,
+    **kwargs,
+) -> tuple[Rollouts, decisions.Buffer | None]:
+  """Plays G rollouts of each task.
+
+  Args:
+    collective: the world, the roster, the channels and the clock.
+    policy: who decides.
+    params: its parameters.
+    key: a task's key is `fold_in(key, index)`, whichever others are played.
+    index: [P] int32, the tasks.
+    rules: [P] each.
+    group_size: G.
+    **kwargs: as in `play`.
+
+  Returns:
+    As `play`, with B = P * G rollouts; those of one task lie side by side.
+  """
+  keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(index)
+  tasks = jax.vmap(collective.env.sample_task)(keys[:, 0])
+  rollout_keys = jax.vmap(lambda k: jax.random.split(k, group_size))(keys[:, 1])
+  repeat = lambda tree: jax.tree.map(
+      lambda x: jnp.repeat(x, group_size, axis=0), tree
+  )
+  return play(
+      collective,
+      policy,
+      params,
+      repeat(tasks),
+      repeat(rules),
+      rollout_keys.reshape(-1),
+      **kwargs,
+  )
+
+
+def _summary(collective, tasks, carry: _Carry, grid_ms) -> Rollouts:
+  states = carry.states
+  progress = jax.vmap(collective.env.progress)(
+      tasks, states.world, states.clock_ms
+  )
+  ended = grid_ms >= states.clock_ms[:, None]
+  return Rollouts(
+      progress=progress,
+      time_ms=states.clock_ms,
+      progress_ms=states.progress_ms,
+      turns=states.ledger.turns,
+      effective=states.ledger.effective,
+      output_tokens=jax.vmap(collective.spent_tokens)(states),
+      team_size=states.peak_team,
+      curve=jnp.where(ended, progress[:, None], carry.curve),
+      iterations=carry.iterations,
+      decisions=carry.decisions,
+  )

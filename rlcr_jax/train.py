@@ -1,0 +1,217 @@
+"""The training loop: resumable, measured, and the same for every baseline."""
+
+import dataclasses
+import json
+import pathlib
+import time
+from typing import Any, Callable
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from rlcr_jax import checkpoints
+from rlcr_jax import config as config_lib
+from rlcr_jax import deadlines
+from rlcr_jax import files
+from rlcr_jax import learner as learner_lib
+from rlcr_jax import metrics
+from rlcr_jax.decisions import BufferFullError
+from rlcr_jax.policies import transformer
+
+# Fields that change how a run is carried out but not what it computes.
+_OPERATIONAL = ('checkpoint_every', 'num_devices', 'evaluation')
+
+# What each arm of a run changes in the rules of the collective.
+ARMS: dict[str, dict[str, Any]] = {
+    'collective': {},
+    'solo': {'organisation': 'solo'},
+    'muted': {'direct': False, 'board': False},
+}
+
+Progress = Callable[[str, dict[str, float]], None]
+
+
+class NonFiniteError(RuntimeError):
+  """Loss or gradient became NaN or infinite."""
+
+
+class WorkdirError(ValueError):
+  """A workdir that belongs to another run."""
+
+
+@dataclasses.dataclass
+class Run:
+  """A configuration made concrete. Arms share one compiled update."""
+
+  config: config_lib.Resolved
+  learner: learner_lib.Learner
+  arms: tuple[str, ...]
+
+  def arm_directory(self, workdir: pathlib.Path, arm: str) -> pathlib.Path:
+    """Where an arm keeps its checkpoints and metrics."""
+    return workdir if arm == 'collective' else workdir / 'baselines' / arm
+
+  def rules(self, arm: str, deadlines_ms: jax.Array):
+    """The rules of every task, [P] each."""
+    base = self.config.collective.rules(
+        0, awareness=self.config.env.awareness, **ARMS[arm]
+    )
+    whole = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, deadlines_ms.shape), base
+    )
+    return whole._replace(deadline_ms=deadlines_ms)
+
+  def init(self) -> learner_lib.LearnerState:
+    """The state before the first update."""
+    return self.learner.init(jax.random.key(self.config.run.seed))
+
+
+def build(config: ml_collections.ConfigDict) -> Run:
+  """Validates a configuration and builds the learner.
+
+  Raises:
+    ValueError: naming the field, its value and what is allowed.
+  """
+  resolved = config_lib.resolve(config)
+  collective = resolved.make_collective()
+  policy = transformer.TransformerPolicy(collective, resolved.policy)
+  mesh = learner_lib.default_mesh(
+      resolved.rlcr.tasks, resolved.run.num_devices
+  )
+  wanted = {
+      'collective': True,
+      'solo': resolved.run.train_solo,
+      'muted': resolved.run.train_muted,
+  }
+  return Run(
+      config=resolved,
+      learner=learner_lib.Learner(collective, policy, resolved.rlcr, mesh),
+      arms=tuple(arm for arm, wants in wanted.items() if wants),
+  )
+
+
+def claim_workdir(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> None:
+  """Writes `config.json`, or checks that the workdir is of this very run.
+
+  Raises:
+    WorkdirError: naming the fields that differ. Nothing is overwritten.
+  """
+  path = workdir / 'config.json'
+  if not path.exists():
+    other = [p.name for p in workdir.glob('*')] if workdir.exists() else []
+    if other:
+      raise WorkdirError(
+          f'workdir={str(workdir)!r} is not allowed: it must be empty or hold a'
+          f' run, but there is no config.json beside {sorted(other)[:3]}.'
+      )
+    files.write_text(path, config_lib.to_json(config))
+    return
+  try:
+    old = json.loads(path.read_text(encoding='utf-8'))
+  except json.JSONDecodeError as error:
+    raise WorkdirError(f'{path} is not valid JSON: {error}.') from error
+  changes = config_lib.differences(old, config.to_dict())
+  changes = [c for c in changes if not c.startswith(_OPERATIONAL)]
+  if changes:
+    raise WorkdirError(
+        f'workdir={str(workdir)!r} is not allowed: it holds a run of another'
+        f' config, which differs in {"; ".join(changes)}. Choose another'
+        ' --workdir, or give the same config to go on.'
+    )
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    progress: Progress = lambda arm, row: None,
+) -> Run:
+  """Trains the collective and the baselines that the config asks for.
+
+  Goes on from the newest checkpoint in `workdir`, if there is one.
+
+  Args:
+    config: see `config.defaults`.
+    workdir: a new folder, or one of the same run.
+    progress: called after every update with the arm and its metrics.
+
+  Raises:
+    ValueError: for a configuration or workdir that is not allowed.
+    NonFiniteError, BufferFullError, CheckpointError: as they say.
+  """
+  run = build(config)
+  claim_workdir(config, workdir)
+  for arm in run.arms:
+    train_arm(run, arm, run.arm_directory(workdir, arm), progress)
+  return run
+
+
+def train_arm(
+    run: Run,
+    arm: str,
+    directory: pathlib.Path,
+    progress: Progress = lambda arm, row: None,
+) -> learner_lib.LearnerState:
+  """Trains one arm from its newest checkpoint, or from scratch, to the end."""
+  config = run.config
+  steps = config.run.steps
+  saved = checkpoints.Checkpoints(directory / 'checkpoints')
+  state = run.init()
+  if saved.latest_step() is not None:
+    state = saved.restore(state, run.learner.mesh)
+    logging.info('%s: resuming after step %d', arm, saved.latest_step())
+  first = int(state.step)
+  writer = metrics.MetricsWriter(directory, first)
+  schedule_key = jax.random.fold_in(jax.random.key(config.run.seed), 1)
+  for step in range(first, steps):
+    began = time.monotonic()
+    limits = deadlines.deadlines_ms(
+        config.deadline,
+        step,
+        steps,
+        jax.random.fold_in(schedule_key, step),
+        config.rlcr.tasks,
+    )
+    knobs = config.rlcr.knobs(step, steps)
+    state, update = run.learner.step(state, run.rules(arm, limits), knobs)
+    update = jax.device_get(update)
+    _check(update, arm, step, config.rlcr)
+    row = {'step': step} | metrics.summarise(
+        run.learner.collective.verbs, update, np.asarray(limits), knobs
+    )
+    row['seconds'] = time.monotonic() - began
+    writer.write(row)
+    progress(arm, row)
+    if (step + 1) % config.run.checkpoint_every == 0 or step + 1 == steps:
+      saved.save(state)
+      writer.flush()
+  writer.close()
+  saved.close()
+  return state
+
+
+def _check(update, arm: str, step: int, rlcr: learner_lib.RlcrConfig) -> None:
+  """Stops a run that cannot go on, before anything bad is saved."""
+  if update.overflow:
+    raise BufferFullError(
+        f'rlcr.max_decisions={rlcr.max_decisions} is too small: at step {step}'
+        f' of {arm} the rollouts took more decisions than'
+        f' {rlcr.max_decisions} each on average. Raise it; the run goes on from'
+        ' its last checkpoint.'
+    )
+  if not update.finite:
+    raise NonFiniteError(
+        f'loss={float(update.loss)} and grad_norm={float(update.grad_norm)} at'
+        f' step {step} of {arm}: both must be finite. Nothing was saved after'
+        ' the last good checkpoint.'
+    )
+  if update.nonfinite_groups:
+    logging.warning(
+        '%s, step %d: %d groups dropped for a non-finite return',
+        arm,
+        step,
+        int(update.nonfinite_groups),
+    )
