@@ -119,7 +119,9 @@ class Software(base.Environment):
         key, 5
     )
     m = self.num_modules
-    layer = jax.random.permutation(key_order, m) // self.width  # [M]
+    # A remainder makes the first layer the small one: a core that many need.
+    order = jax.random.permutation(key_order, m)
+    layer = (order + self.depth * self.width - m) // self.width  # [M]
     one_up = layer[:, None] == layer[None, :] + 1  # [M, M]
     score = jnp.where(one_up, jax.random.uniform(key_edge, (m, m)), jnp.inf)
     # The best-scoring candidate is always a dependency, so no module of a

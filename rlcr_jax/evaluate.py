@@ -25,7 +25,7 @@ from rlcr_jax import train
 from rlcr_jax.policies import scripted
 from rlcr_jax.policies.base import Policy
 
-_GRID = 512  # Times at which progress is recorded in a rollout.
+_GRID = 513  # Times at which progress is recorded in a rollout.
 _ORACLE = {'awareness': True, 'free_facts': True}
 _MUTED = {'direct': False, 'board': False}
 

@@ -7,15 +7,20 @@ import pathlib
 from typing import Any
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
+def write_bytes(path: pathlib.Path, data: bytes) -> None:
   """Replaces a file atomically: readers see the old or the new, never half."""
   path.parent.mkdir(parents=True, exist_ok=True)
   draft = path.with_name(f'.{path.name}.{os.getpid()}')
-  with draft.open('w', encoding='utf-8') as stream:
-    stream.write(text)
+  with draft.open('wb') as stream:
+    stream.write(data)
     stream.flush()
     os.fsync(stream.fileno())
   os.replace(draft, path)
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Replaces a text file atomically, in UTF-8."""
+  write_bytes(path, text.encode('utf-8'))
 
 
 def _plain(value: Any) -> Any:

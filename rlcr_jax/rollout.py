@@ -8,6 +8,7 @@ teams' sizes, and a collective with more free agents than fit simply waits: its
 clock stands still, and all who are free at one instant see the same state.
 """
 
+import functools
 from typing import NamedTuple
 
 import chex
@@ -75,6 +76,66 @@ def _pick(
   return jnp.minimum(seats, total - 1), count, rank
 
 
+def decide(
+    collective: Collective,
+    policy: Policy,
+    params: Params,
+    tasks: base.Task,
+    rules: Rules,
+    states: CollectiveState,
+    seats: chex.Array,
+) -> tuple[Turn, decisions.Decision]:
+  """The policy's decisions for some seats, and the turns that they begin.
+
+  Args:
+    collective: the world, the roster, the channels and the clock.
+    policy: who decides.
+    params: its parameters.
+    tasks: leaves [B, ...].
+    rules: [B] each.
+    states: [B] collectives.
+    seats: [C] int32, flat: rollout * N + agent.
+  """
+  b, agent = jnp.divmod(seats, collective.num_agents)
+  row = lambda tree: jax.tree.map(lambda x: x[b], tree)
+  mine = row(states)
+  obs = jax.vmap(collective.observe)(row(tasks), row(rules), mine, agent)
+  fold = jax.vmap(jax.random.fold_in)
+  key = fold(states.agent_keys[b, agent], states.turn_index[b, agent])
+  draw, spend = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
+  action, log_prob = policy.sample(params, draw, obs)
+  medians = jnp.array([v.output_tokens for v in collective.verbs])
+  tokens = jax.vmap(collective.latency.sample_tokens)(
+      spend, medians[action.verb]
+  )
+  duration_ms = jax.vmap(collective.duration_ms)(
+      mine, agent, action.verb, tokens
+  )
+  legal = jax.vmap(functools.partial(observation.is_legal, collective.verbs))
+  start_ms = states.clock_ms[b]
+  turn = Turn(
+      verb=action.verb,
+      target=action.target,
+      peer=jnp.take_along_axis(obs.peer_seat, action.peer[:, None], 1)[:, 0],
+      symbol=action.symbol,
+      legal=legal(obs, action),
+      output_tokens=tokens,
+      start_ms=start_ms,
+      end_ms=start_ms + duration_ms,
+  )
+  decision = decisions.Decision(
+      rollout=b,
+      agent=agent,
+      start_ms=start_ms,
+      observation=obs,
+      action=action,
+      log_prob=log_prob,
+      output_tokens=tokens,
+      trainable=jnp.ones_like(b, bool),
+  )
+  return turn, decision
+
+
 def play(
     collective: Collective,
     policy: Policy,
@@ -115,53 +176,15 @@ def play(
   )
   states = jax.vmap(collective.reset)(tasks, rules, agent_keys)
 
-  def decide(states: CollectiveState, seats: chex.Array):
-    """The policy's decisions for flat seats [C]."""
-    b, agent = seats // n, seats % n
-    row = lambda tree: jax.tree.map(lambda x: x[b], tree)
-    mine, my_rules = row(states), row(rules)
-    obs = jax.vmap(collective.observe)(row(tasks), my_rules, mine, agent)
-    fold = jax.vmap(jax.random.fold_in)
-    key = fold(states.agent_keys[b, agent], states.turn_index[b, agent])
-    draw, spend = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
-    action, log_prob = policy.sample(params, draw, obs)
-    medians = jnp.array([v.output_tokens for v in collective.verbs])
-    tokens = jax.vmap(collective.latency.sample_tokens)(
-        spend, medians[action.verb]
-    )
-    duration = jax.vmap(collective.duration_ms)(
-        mine, agent, action.verb, tokens
-    )
-    start = states.clock_ms[b]
-    turn = Turn(
-        verb=action.verb,
-        target=action.target,
-        peer=jnp.take_along_axis(obs.peer_seat, action.peer[:, None], 1)[:, 0],
-        symbol=action.symbol,
-        legal=jax.vmap(
-            lambda o, a: observation.is_legal(collective.verbs, o, a)
-        )(obs, action),
-        output_tokens=tokens,
-        start_ms=start,
-        end_ms=start + duration,
-    )
-    decision = decisions.Decision(
-        rollout=b,
-        agent=agent,
-        start_ms=start,
-        observation=obs,
-        action=action,
-        log_prob=log_prob,
-        output_tokens=tokens,
-        trainable=jnp.ones_like(b, bool),
-    )
-    return turn, decision
+  choose = lambda states, seats: decide(
+      collective, policy, params, tasks, rules, states, seats
+  )
 
   def body(carry: _Carry) -> _Carry:
     states = carry.states
     waits = jax.vmap(collective.ready)(states)  # [B, N]
     seats, count, rank = _pick(waits.reshape(-1), carry.cursor, chunk_size)
-    turn, decision = decide(states, seats)
+    turn, decision = choose(states, seats)
     rank = rank.reshape(batch, n)
     decides = waits & (rank < count)
     spread = lambda x: x[jnp.minimum(rank, chunk_size - 1)]
@@ -197,7 +220,7 @@ def play(
   buffer = None
   if capacity:
     shapes = jax.eval_shape(
-        decide, states, jax.ShapeDtypeStruct((chunk_size,), jnp.int32)
+        choose, states, jax.ShapeDtypeStruct((chunk_size,), jnp.int32)
     )
     buffer = decisions.empty(shapes[1], capacity, chunk_size)
   zero = jnp.int32(0)
@@ -233,21 +256,25 @@ def play_groups(
   Returns:
     As `play`, with B = P * G rollouts; those of one task lie side by side.
   """
+  tasks, rules, keys = group_inputs(collective, key, index, rules, group_size)
+  return play(collective, policy, params, tasks, rules, keys, **kwargs)
+
+
+def group_inputs(
+    collective: Collective,
+    key: jax.Array,
+    index: chex.Array,
+    rules: Rules,
+    group_size: int,
+) -> tuple[base.Task, Rules, jax.Array]:
+  """Tasks, rules and rollout keys of P groups, [P * G] each; see above."""
   keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(index)
   tasks = jax.vmap(collective.env.sample_task)(keys[:, 0])
   rollout_keys = jax.vmap(lambda k: jax.random.split(k, group_size))(keys[:, 1])
   repeat = lambda tree: jax.tree.map(
       lambda x: jnp.repeat(x, group_size, axis=0), tree
   )
-  return play(
-      collective,
-      policy,
-      params,
-      repeat(tasks),
-      repeat(rules),
-      rollout_keys.reshape(-1),
-      **kwargs,
-  )
+  return repeat(tasks), repeat(rules), rollout_keys.reshape(-1)
 
 
 def _summary(collective, tasks, carry: _Carry, grid_ms) -> Rollouts:

@@ -92,6 +92,16 @@ def build(config: ml_collections.ConfigDict) -> Run:
   )
 
 
+def checked(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """The same configuration, if it is allowed.
+
+  Raises:
+    ValueError: naming the field, its value and what is allowed.
+  """
+  config_lib.resolve(config)
+  return config
+
+
 def claim_workdir(
     config: ml_collections.ConfigDict, workdir: pathlib.Path
 ) -> None:

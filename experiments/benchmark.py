@@ -1,0 +1,311 @@
+"""Measures the simulator and the update, as ratios within one process.
+
+  python -m experiments.benchmark --json=FILE [--config.FIELD=VALUE ...]
+
+On the default configuration, with a policy that hires all it may and otherwise
+acts as a fresh network does:
+
+  decisions_per_s   decisions of a full update (play, score, learn) per second
+  efficiency        time of the bare network on the same decisions (forward, and
+                    forward + backward, at its best chunk size) / full update
+  packed_vs_dense   time of a dense scan over ticks, in which every agent of
+                    every collective is evaluated at every tick / packed loop
+  turns_per_s       turns per second of the simulator alone: uniformly random
+                    agents, no network
+  peak_memory_gib   of the process (resident set)
+"""
+
+import dataclasses
+import pathlib
+import platform
+import resource
+import statistics
+import time
+from typing import Any, Callable
+
+from absl import flags
+from experiments import cli
+import jax
+from jax.sharding import PartitionSpec
+import jax.numpy as jnp
+from rich.table import Table
+from rlcr_jax import files
+from rlcr_jax import learner as learner_lib
+from rlcr_jax import rollout
+from rlcr_jax import train
+from rlcr_jax.observation import HIRE
+from rlcr_jax.policies import scripted
+from rlcr_jax.policies import transformer
+
+_JSON = flags.DEFINE_string('json', None, 'File that the figures go to.')
+_REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed repeats; the median counts.')
+_CHUNKS = (64, 128, 256, 512)  # Chunk sizes tried for the bare network.
+_SIMULATED = 512  # Collectives per device in the simulator's benchmark.
+
+
+@dataclasses.dataclass(frozen=True)
+class HireAll:
+  """The transformer, except that it hires whenever it may."""
+
+  inner: transformer.TransformerPolicy
+
+  def init(self, key):
+    """Of the transformer."""
+    return self.inner.init(key)
+
+  def sample(self, params, keys, obs):
+    """Draws from the transformer, then overrides the verb."""
+    action, log_prob = self.inner.sample(params, keys, obs)
+    hire = self.inner.collective.verb(HIRE)
+    hires = obs.legal_verb[:, hire]
+    keep = lambda part: jnp.where(hires, 0, part)
+    action = jax.tree.map(keep, action)
+    return action._replace(verb=jnp.where(hires, hire, action.verb)), log_prob
+
+  def log_prob(self, params, obs, action):
+    """Of the transformer."""
+    return self.inner.log_prob(params, obs, action)
+
+
+def play_dense(collective, policy, params, tasks, rules, keys, ticks: int):
+  """The straightforward reference: every agent is evaluated at every tick.
+
+  Args:
+    collective: all durations are multiples of its time quantum, one tick.
+    policy: who decides.
+    params: its parameters.
+    tasks: leaves [B, ...].
+    rules: [B] each.
+    keys: [B] rollout keys.
+    ticks: number of time quanta until the last deadline.
+
+  Returns:
+    Final states [B]; the rollouts are those of `rollout.play`.
+  """
+  batch, n = keys.shape[0], collective.num_agents
+  seats = jnp.arange(batch * n)
+  world_keys, agent_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+  states = jax.vmap(collective.reset)(tasks, rules, agent_keys)
+
+  def tick(states, index):
+    turn, _ = rollout.decide(
+        collective, policy, params, tasks, rules, states, seats
+    )
+    turn = jax.tree.map(lambda x: x.reshape(batch, n), turn)
+    now = index * collective.latency.quantum_ms
+    current = (states.clock_ms == now)[:, None]
+    waits = jax.vmap(collective.ready)(states) & current
+    states = jax.vmap(collective.act)(rules, states, waits, turn)
+    due = jnp.where(states.busy, states.turn.end_ms, jnp.iinfo(jnp.int32).max)
+    next_ms = jnp.minimum(due.min(1), rules.deadline_ms)
+    may = next_ms <= now + collective.latency.quantum_ms
+    states, _ = jax.vmap(collective.advance)(
+        tasks, rules, states, world_keys, may
+    )
+    return states, None
+
+  return jax.lax.scan(tick, states, jnp.arange(ticks))[0]
+
+
+def _median_seconds(call: Callable[[], Any], repeats: int) -> float:
+  """Median wall clock of a call, after one that compiles."""
+  jax.block_until_ready(call())
+  times = []
+  for _ in range(repeats):
+    began = time.perf_counter()
+    jax.block_until_ready(call())
+    times.append(time.perf_counter() - began)
+  return statistics.median(times)
+
+
+class Benchmark:
+  """The pieces that are timed, all on the same mesh."""
+
+  def __init__(self, run: train.Run, repeats: int):
+    self.run, self.repeats = run, repeats
+    self.config = run.config.rlcr
+    self.collective = run.learner.collective
+    self.mesh = run.learner.mesh
+    self.policy = HireAll(run.learner.policy)
+    self.learner = learner_lib.Learner(
+        self.collective, self.policy, self.config, self.mesh
+    )
+    self.params = self.learner.init(jax.random.key(0)).params
+    limits = jnp.full(self.config.tasks, run.config.deadline.final_ms)
+    self.rules = run.rules('collective', limits.astype(jnp.int32))
+    self.index = jnp.arange(self.config.tasks)
+
+  def _sharded(self, function, *specs):
+    return jax.jit(
+        jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=specs,
+            out_specs=PartitionSpec(learner_lib.DATA),
+            check_vma=False,
+        )
+    )
+
+  def full_update(self) -> tuple[float, int]:
+    """Seconds of an update, and its decisions."""
+    knobs = self.config.knobs(0, 2)
+    update = jax.jit(self.learner.update)  # Without donation, to repeat it.
+    state = self.learner.init(jax.random.key(0))
+    call = lambda: update(state, self.index, self.rules, knobs)[1]
+    seconds = _median_seconds(call, self.repeats)
+    return seconds, int(call().rollouts.decisions)
+
+  def _play(self, policy, chunk_size, capacity, index, rules):
+    return rollout.play_groups(
+        self.collective,
+        policy,
+        self.params,
+        jax.random.key(1),
+        index,
+        rules,
+        group_size=self.config.group_size,
+        chunk_size=chunk_size,
+        capacity=capacity,
+    )
+
+  def packed(self) -> float:
+    """Seconds to play a batch with the packed loop."""
+    split = PartitionSpec(learner_lib.DATA)
+
+    def play(index, rules):
+      return self._play(self.policy, self.config.chunk_size, 0, index, rules)[
+          0
+      ].progress
+
+    call = self._sharded(play, split, split)
+    return _median_seconds(lambda: call(self.index, self.rules), self.repeats)
+
+  def dense(self) -> float:
+    """Seconds to play the same batch with the dense scan."""
+    split = PartitionSpec(learner_lib.DATA)
+    quantum_ms = self.collective.latency.quantum_ms
+    ticks = -(-self.run.config.deadline.final_ms // quantum_ms)
+
+    def play(index, rules):
+      tasks, rules, keys = rollout.group_inputs(
+          self.collective, jax.random.key(1), index, rules,
+          self.config.group_size,
+      )
+      states = play_dense(
+          self.collective, self.policy, self.params, tasks, rules, keys, ticks
+      )
+      return states.clock_ms
+
+    call = self._sharded(play, split, split)
+    return _median_seconds(lambda: call(self.index, self.rules), 1)
+
+  def bare_network(self) -> dict[int, float]:
+    """Seconds of the network alone on an update's decisions, by chunk size."""
+    split = PartitionSpec(learner_lib.DATA)
+    local = self.config.tasks // self.mesh.size * self.config.group_size
+
+    def record(index, rules):
+      buffer = self._play(
+          self.policy,
+          self.config.chunk_size,
+          self.config.max_decisions * local,
+          index,
+          rules,
+      )[1]
+      return buffer.rows, buffer.count[None]
+
+    rows, count = self._sharded(record, split, split)(self.index, self.rules)
+    return {
+        size: self._bare_seconds(rows, count, size) for size in _CHUNKS
+    }
+
+  def _bare_seconds(self, rows, count, size: int) -> float:
+    """Forward, then forward and backward, over all recorded decisions."""
+    split = PartitionSpec(learner_lib.DATA)
+    score = lambda params, rows: jnp.sum(
+        self.policy.log_prob(params, rows.observation, rows.action)[0]
+    )
+
+    def sweep(function, zero, rows, count):
+      def body(index, total):
+        chunk = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), rows
+        )
+        return jax.tree.map(jnp.add, total, function(self.params, chunk))
+
+      return jax.lax.fori_loop(0, -(-count[0] // size), body, zero)
+
+    def both(rows, count):
+      forward = sweep(score, jnp.float32(0), rows, count)
+      zeros = jax.tree.map(jnp.zeros_like, self.params)
+      grads = sweep(jax.grad(score), zeros, rows, count)
+      return forward[None], jax.tree.map(lambda x: x[None], grads)
+
+    call = self._sharded(both, split, split)
+    return _median_seconds(lambda: call(rows, count), self.repeats)
+
+  def simulator(self) -> float:
+    """Turns per second of random agents, without a network."""
+    split = PartitionSpec(learner_lib.DATA)
+    tasks = _SIMULATED * self.mesh.size // self.config.group_size
+    policy = scripted.RandomPolicy(self.collective)
+    rules = jax.tree.map(lambda x: jnp.resize(x, (tasks,)), self.rules)
+
+    def play(index, rules):
+      played = self._play(policy, _SIMULATED, 0, index, rules)[0]
+      return played.progress, played.decisions[None]
+
+    call = self._sharded(play, split, split)
+    run = lambda: call(jnp.arange(tasks), rules)
+    return float(run()[1].sum()) / _median_seconds(run, self.repeats)
+
+
+def measure(run: train.Run, repeats: int) -> dict[str, Any]:
+  """All figures of one process."""
+  bench = Benchmark(run, repeats)
+  update_s, decided = bench.full_update()
+  bare_s = bench.bare_network()
+  packed_s, dense_s = bench.packed(), bench.dense()
+  peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return {
+      'decisions_per_s': decided / update_s,
+      'efficiency': min(bare_s.values()) / update_s,
+      'packed_vs_dense': dense_s / packed_s,
+      'turns_per_s': bench.simulator(),
+      'peak_memory_gib': peak_kib / 2**20,
+      'decisions_per_update': decided,
+      'seconds': {
+          'full_update': update_s,
+          'packed_loop': packed_s,
+          'dense_scan': dense_s,
+          'bare_network_by_chunk_size': bare_s,
+      },
+      'chunk_size': run.config.rlcr.chunk_size,
+      'rollouts': run.config.rlcr.tasks * run.config.rlcr.group_size,
+      'hardware': {
+          'platform': jax.default_backend(),
+          'devices': bench.mesh.size,
+          'device_kind': jax.devices()[0].device_kind,
+          'machine': platform.machine(),
+          'jax': jax.__version__,
+      },
+  }
+
+
+def main() -> None:
+  """Measures, prints and writes the figures."""
+  result = measure(train.build(cli.CONFIG.value), _REPEATS.value)
+  table = Table(title='Benchmark')
+  table.add_column('figure')
+  table.add_column('value', justify='right')
+  for name, value in result.items():
+    if isinstance(value, (int, float)):
+      table.add_row(name, f'{value:,.2f}')
+  cli.CONSOLE.print(table)
+  if _JSON.value:
+    files.write_json(pathlib.Path(_JSON.value), result)
+    cli.CONSOLE.print(f'written: {_JSON.value}')
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,132 @@
+"""What the entry points share: flags, errors in one line, the progress bar."""
+
+import os
+import pathlib
+import sys
+from typing import Callable, Sequence
+
+from absl import app
+from absl import flags
+import jax
+from ml_collections import config_flags
+from rich import console as rich_console
+from rich import progress as rich_progress
+from rlcr_jax import checkpoints
+from rlcr_jax import decisions
+from rlcr_jax import train
+
+CONFIG = config_flags.DEFINE_config_file(
+    'config',
+    'experiments/configs/default.py',
+    'Configuration file; override fields with --config.FIELD=VALUE.',
+    lock_config=True,
+)
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+
+CONSOLE = rich_console.Console(stderr=True)
+
+# Errors of the user's making, or of the run's: told in one line, no traceback.
+_TOLD = (
+    ValueError,
+    FileNotFoundError,
+    train.NonFiniteError,
+    decisions.BufferFullError,
+    checkpoints.CheckpointError,
+)
+
+
+def run(main: Callable[[], int | None]) -> None:
+  """Parses flags, prepares JAX, and calls `main`.
+
+  An error is printed in one line and ends the process with status 1; a flag
+  that cannot be parsed ends it with 2.
+  """
+
+  def guarded(argv: Sequence[str]) -> int | None:
+    if len(argv) > 1:
+      return _fail(f'argument {argv[1]!r} is not allowed: all are flags.', 2)
+    _prepare_jax()
+    try:
+      return main()
+    except _TOLD as error:
+      return _fail(str(error), 1)
+
+  app.run(guarded, flags_parser=_parse)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+  """Flags, with a config's unknown fields and wrong types in one line."""
+  try:
+    return flags.FLAGS(list(argv))
+  except (
+      flags.Error,
+      AttributeError,
+      KeyError,
+      TypeError,
+      ValueError,
+      FileNotFoundError,
+  ) as error:
+    text = ' '.join(str(error).split())
+    sys.exit(_fail(f'{text} (see --helpfull)', 2))
+
+
+def _fail(text: str, status: int) -> int:
+  print(f'error: {text}', file=sys.stderr, flush=True)
+  return status
+
+
+def _prepare_jax() -> None:
+  """One device per CPU core, and a compilation cache that outlives us."""
+  if not os.environ.get('JAX_NUM_CPU_DEVICES'):
+    jax.config.update('jax_num_cpu_devices', os.cpu_count() or 1)
+  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    cache = pathlib.Path.home() / '.cache' / 'rlcr_jax' / 'xla'
+    jax.config.update('jax_compilation_cache_dir', str(cache))
+
+
+def require_workdir() -> pathlib.Path:
+  """The value of --workdir.
+
+  Raises:
+    ValueError: if it is missing.
+  """
+  if not WORKDIR.value:
+    raise ValueError('--workdir is missing: name the folder of the run.')
+  return pathlib.Path(WORKDIR.value)
+
+
+class Bar:
+  """A progress bar per arm: steps, time left, return, deadline, team size."""
+
+  def __init__(self, steps: int):
+    self._steps = steps
+    self._tasks: dict[str, rich_progress.TaskID] = {}
+    self._bar = rich_progress.Progress(
+        rich_progress.TextColumn('[bold]{task.description:>10}'),
+        rich_progress.BarColumn(bar_width=24),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TimeElapsedColumn(),
+        rich_progress.TimeRemainingColumn(),
+        rich_progress.TextColumn('{task.fields[news]}'),
+        console=CONSOLE,
+    )
+
+  def __enter__(self) -> 'Bar':
+    self._bar.start()
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self._bar.stop()
+
+  def __call__(self, arm: str, row: dict[str, float]) -> None:
+    """Shows the metrics of one update."""
+    news = (
+        f'return {row["return_mean"]:.3f}'
+        f'  deadline {row["deadline_ms"] / 1000:.0f} s'
+        f'  team {row["team_size_mean"]:.1f}'
+    )
+    if arm not in self._tasks:
+      self._tasks[arm] = self._bar.add_task(arm, total=self._steps, news='')
+    self._bar.update(self._tasks[arm], completed=row['step'] + 1, news=news)
+    if not CONSOLE.is_terminal and (row['step'] + 1) % 25 == 0:
+      CONSOLE.print(f'{arm} step {int(row["step"]) + 1}/{self._steps}  {news}')

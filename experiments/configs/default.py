@@ -1,0 +1,33 @@
+"""The default: a CEO and up to eight hires on software projects.
+
+  python -m experiments.train --config=experiments/configs/default.py \
+      --workdir=DIR
+
+Append `:smoke` to the path for a run of seconds that exercises every part.
+"""
+
+import ml_collections
+from rlcr_jax import config as config_lib
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The configuration; `variant` is '' or 'smoke'."""
+  config = config_lib.defaults('software')
+  if variant == 'smoke':
+    smoke(config)
+  elif variant:
+    raise ValueError(f"variant {variant!r} is not allowed: '' or 'smoke'.")
+  return config
+
+
+def smoke(config: ml_collections.ConfigDict) -> None:
+  """Shrinks a configuration to a run of seconds."""
+  config.steps = 4
+  config.checkpoint_every = 2
+  config.rlcr.tasks = 2
+  config.rlcr.group_size = 4
+  config.rlcr.chunk_size = 32
+  config.policy.width = 16
+  config.policy.layers = 1
+  config.evaluation.num_tasks = 8
+  config.evaluation.deadlines = 2
