@@ -271,6 +271,8 @@ class Software(base.Environment):
     for i in range(self.num_modules):
       state = f'{remaining[i]} units left' if remaining[i] else 'finished'
       notes = [state] + ['interface known'] * bool(knows[i])
-      notes += [v.name for v, ok in zip(self.verbs, legal[:, i]) if ok]
+      notes += [
+          v.name for v, ok in zip(self.verbs, legal[:, i], strict=True) if ok
+      ]
       lines.append(f'module {i}: {", ".join(notes)}')
     return '\n'.join(lines)

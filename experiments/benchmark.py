@@ -15,19 +15,20 @@ acts as a fresh network does:
   peak_memory_gib   of the process (resident set)
 """
 
+from collections.abc import Callable
 import dataclasses
 import pathlib
 import platform
 import resource
 import statistics
 import time
-from typing import Any, Callable
+from typing import Any
 
 from absl import flags
 from experiments import cli
 import jax
-from jax.sharding import PartitionSpec
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from rich.table import Table
 from rlcr_jax import files
 from rlcr_jax import learner as learner_lib
@@ -38,7 +39,9 @@ from rlcr_jax.policies import scripted
 from rlcr_jax.policies import transformer
 
 _JSON = flags.DEFINE_string('json', None, 'File that the figures go to.')
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed repeats; the median counts.')
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 5, 'Timed repeats; the median counts.'
+)
 _CHUNKS = (64, 128, 256, 512)  # Chunk sizes tried for the bare network.
 _SIMULATED = 512  # Collectives per device in the simulator's benchmark.
 
@@ -188,7 +191,10 @@ class Benchmark:
 
     def play(index, rules):
       tasks, rules, keys = rollout.group_inputs(
-          self.collective, jax.random.key(1), index, rules,
+          self.collective,
+          jax.random.key(1),
+          index,
+          rules,
           self.config.group_size,
       )
       states = play_dense(
@@ -215,9 +221,7 @@ class Benchmark:
       return buffer.rows, buffer.count[None]
 
     rows, count = self._sharded(record, split, split)(self.index, self.rules)
-    return {
-        size: self._bare_seconds(rows, count, size) for size in _CHUNKS
-    }
+    return {size: self._bare_seconds(rows, count, size) for size in _CHUNKS}
 
   def _bare_seconds(self, rows, count, size: int) -> float:
     """Forward, then forward and backward, over all recorded decisions."""

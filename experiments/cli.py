@@ -1,12 +1,13 @@
 """What the entry points share: flags, errors in one line, the progress bar."""
 
+from collections.abc import Callable, Sequence
 import os
 import pathlib
 import sys
-from typing import Callable, Sequence
 
 from absl import app
 from absl import flags
+from absl import logging
 import jax
 from ml_collections import config_flags
 from rich import console as rich_console
@@ -46,6 +47,8 @@ def run(main: Callable[[], int | None]) -> None:
     if len(argv) > 1:
       return _fail(f'argument {argv[1]!r} is not allowed: all are flags.', 2)
     _prepare_jax()
+    if not flags.FLAGS['verbosity'].present:
+      logging.set_verbosity(logging.WARNING)  # Orbax tells much at INFO.
     try:
       return main()
     except _TOLD as error:

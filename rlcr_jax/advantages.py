@@ -7,7 +7,8 @@ not finite) gets exactly zero and is reported as not informative, so that it
 touches neither the update nor its denominators.
 """
 
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import chex
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ _ROUNDING = 1e-6  # Returns closer than this, relative to their size, are equal.
 
 
 class Advantages(NamedTuple):
+  """One number per rollout, and which groups have a signal."""
+
   values: chex.Array  # [P, G] float32.
   informative: chex.Array  # [P] bool.
   finite: chex.Array  # [P] bool: every return of the group is finite.

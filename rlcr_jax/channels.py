@@ -84,9 +84,7 @@ def forget(mail: Mail, who: chex.Array) -> Mail:
           sender=clear(mail.direct.sender, NEVER),
           symbol=clear(mail.direct.symbol, 0),
       ),
-      contact_ms=jnp.where(
-          who[:, None] | who[None, :], NEVER, mail.contact_ms
-      ),
+      contact_ms=jnp.where(who[:, None] | who[None, :], NEVER, mail.contact_ms),
       said_ms=clear(mail.said_ms, NEVER),
       unread=jnp.where(who, 0, mail.unread),
   )
@@ -151,9 +149,7 @@ def land(
       board_fact=mail.board_fact | shared,
       board_tokens=mail.board_tokens + jnp.sum(posts),
       contact_ms=jnp.where(to, now_ms, mail.contact_ms),
-      said_ms=jnp.where(
-          about & letters.direct[:, None], now_ms, mail.said_ms
-      ),
+      said_ms=jnp.where(about & letters.direct[:, None], now_ms, mail.said_ms),
       unread=mail.unread + jnp.where(present, news, 0),
   )
   return mail, knows | told

@@ -50,7 +50,9 @@ class Checkpoints:
       self._manager.wait_until_finished()
 
   def restore(self, like: LearnerState, mesh: Mesh) -> LearnerState:
-    """The newest checkpoint, on all devices of `mesh`, whatever it was saved on.
+    """The newest checkpoint, on all devices of `mesh`.
+
+    It may have been saved on another number of devices.
 
     Args:
       like: a state of the expected structure, shapes and dtypes.

@@ -143,8 +143,7 @@ class Collective:
   def shortest_turn_ms(self) -> tuple[int, ...]:
     """[V]: the shortest duration of each verb."""
     return tuple(
-        self.latency.shortest_ms(v.output_tokens, v.tool_ms)
-        for v in self.verbs
+        self.latency.shortest_ms(v.output_tokens, v.tool_ms) for v in self.verbs
     )
 
   def reset(
@@ -249,7 +248,12 @@ class Collective:
         tokens=turn.output_tokens,
     )
     mail, knows = channels.land(
-        state.mail, letters, knows, state.present, self.config.num_symbols, now_ms
+        state.mail,
+        letters,
+        knows,
+        state.present,
+        self.config.num_symbols,
+        now_ms,
     )
     hires = is_verb(HIRE)
     present, hired, fired = roster.land(
@@ -281,7 +285,9 @@ class Collective:
         effective=jnp.where(lands, effective, state.effective) & ~hired,
         mail=mail,
         peak_team=jnp.maximum(state.peak_team, jnp.sum(present)),
-        progress_ms=jnp.where(may & (after != before), now_ms, state.progress_ms),
+        progress_ms=jnp.where(
+            may & (after != before), now_ms, state.progress_ms
+        ),
         ledger=ledger,
     )
     return state, self.ready(state)
@@ -311,7 +317,9 @@ class Collective:
     written = self._written(state.turn, state.clock_ms)
     open_turns = jnp.where(state.busy, written, 0)
     per_verb = jnp.where(
-        observation.one_hot(state.turn.verb, len(self.verbs)), open_turns[:, None], 0
+        observation.one_hot(state.turn.verb, len(self.verbs)),
+        open_turns[:, None],
+        0,
     )
     return state.ledger.output_tokens + jnp.sum(per_verb, axis=0)
 

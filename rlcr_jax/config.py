@@ -31,12 +31,8 @@ class EvaluationConfig:
   deadlines: int = 9  # Points of the return-against-deadline curves.
 
   def __post_init__(self):
-    require(
-        self.num_tasks >= 2, 'evaluation.num_tasks', self.num_tasks, '>= 2'
-    )
-    require(
-        self.deadlines >= 2, 'evaluation.deadlines', self.deadlines, '>= 2'
-    )
+    require(self.num_tasks >= 2, 'evaluation.num_tasks', self.num_tasks, '>= 2')
+    require(self.deadlines >= 2, 'evaluation.deadlines', self.deadlines, '>= 2')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +133,11 @@ def _check_together(resolved: Resolved) -> None:
   newcomer_ms = int(
       resolved.latency.duration_ms(0, resolved.collective.task_tokens, 0)
   )
+  verbs = collective.verbs
   # The shortest turn that can matter: read the task, then act on it.
   acts = [
       ms
-      for verb, ms in zip(collective.verbs, collective.shortest_turn_ms())
+      for verb, ms in zip(verbs, collective.shortest_turn_ms(), strict=True)
       if verb.acts_on_environment
   ]
   shortest_ms = newcomer_ms + min(acts)
@@ -157,7 +154,9 @@ def to_json(config: ml_collections.ConfigDict) -> str:
   return json.dumps(config.to_dict(), indent=2, sort_keys=True) + '\n'
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], prefix='') -> list[str]:
+def differences(
+    old: dict[str, Any], new: dict[str, Any], prefix=''
+) -> list[str]:
   """Lines `field: old → new` for every leaf in which two configs differ."""
   lines = []
   for key in sorted(set(old) | set(new)):

@@ -6,8 +6,8 @@ A schedule is a pure function of (step, key); the deadline it gives is a traced
 value, so no schedule compiles anything anew.
 """
 
+from collections.abc import Callable
 import dataclasses
-from typing import Callable
 
 from envs.base import require
 import jax
@@ -57,9 +57,7 @@ def _fraction(config: DeadlineConfig, step: int, steps: int) -> float:
 
 
 def _between(config: DeadlineConfig, fraction: float) -> int:
-  return round(
-      config.first_ms + fraction * (config.final_ms - config.first_ms)
-  )
+  return round(config.first_ms + fraction * (config.final_ms - config.first_ms))
 
 
 def _constant(config, step, steps, key, tasks):

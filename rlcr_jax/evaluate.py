@@ -11,8 +11,8 @@ import pathlib
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 import ml_collections
 import numpy as np
 from rlcr_jax import checkpoints
@@ -68,7 +68,9 @@ class Evaluator:
     self.tasks = run.config.evaluation.num_tasks
     self.modes = {n: m for n, m in MODES.items() if m.params in self.params}
     self._mesh = learner.default_mesh(self.tasks)
-    self._compiled = {name: self._compile(p) for name, p in self.policies.items()}
+    self._compiled = {
+        name: self._compile(p) for name, p in self.policies.items()
+    }
 
   def _compile(self, policy: Policy):
     whole, split = PartitionSpec(), PartitionSpec(learner.DATA)
@@ -109,9 +111,7 @@ class Evaluator:
     rules = config.collective.rules(
         deadline_ms, **({'awareness': config.env.awareness} | mode.rules)
     )
-    rules = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (self.tasks,)), rules
-    )
+    rules = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.tasks,)), rules)
     rollouts = self._compiled[mode.policy](
         self.params[mode.params],
         jax.random.key(config.evaluation.seed),
@@ -127,8 +127,9 @@ class Evaluator:
     mean, ci95 = statistics.mean_ci95(played.progress)
     entry = {'return_mean': mean, 'return_ci95': ci95}
     return entry | {
-        name if name.endswith('_s') or name.endswith('_share') else f'{name}_mean':
-        float(value.mean())
+        name
+        if name.endswith('_s') or name.endswith('_share')
+        else f'{name}_mean': float(value.mean())
         for name, value in signs.items()
         if name != 'useful_tokens'
     }

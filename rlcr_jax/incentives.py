@@ -5,7 +5,7 @@ rollouts with the same progress at the deadline score the same, even if one was
 done earlier.
 """
 
-from typing import Callable
+from collections.abc import Callable
 
 import chex
 from rlcr_jax.rollout import Rollouts

@@ -9,14 +9,15 @@ up gradients and counts.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 from envs.base import require
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec
-import jax.numpy as jnp
+import optax
 from rlcr_jax import advantages
 from rlcr_jax import decisions
 from rlcr_jax import incentives
@@ -26,7 +27,6 @@ from rlcr_jax.collective import Collective
 from rlcr_jax.policies.base import Params
 from rlcr_jax.policies.base import Policy
 from rlcr_jax.roster import Rules
-import optax
 
 DATA = 'data'  # Name of the mesh axis.
 
@@ -153,9 +153,7 @@ def default_mesh(tasks: int, devices: int = 0) -> Mesh:
     ValueError: if `devices` is not available or does not divide `tasks`.
   """
   available = jax.device_count()
-  count = devices or max(
-      d for d in range(1, available + 1) if tasks % d == 0
-  )
+  count = devices or max(d for d in range(1, available + 1) if tasks % d == 0)
   require(
       count <= available and tasks % count == 0,
       'num_devices',
@@ -231,9 +229,7 @@ class Learner:
 
   def _update(self, state: LearnerState, index, rules: Rules, knobs: Knobs):
     """One device's part of an update, and the whole of its result."""
-    config, total = self.config, functools.partial(
-        jax.lax.psum, axis_name=DATA
-    )
+    config, total = self.config, functools.partial(jax.lax.psum, axis_name=DATA)
     key = jax.random.fold_in(state.key, state.step)
     rollouts, buffer = rollout.play_groups(
         self.collective,

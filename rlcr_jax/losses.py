@@ -5,7 +5,7 @@ weights alone, which are computed once for the whole batch; the sum may then be
 split into any chunks, devices and hosts without changing the gradient.
 """
 
-from typing import Callable
+from collections.abc import Callable
 
 import chex
 import jax.numpy as jnp
@@ -76,4 +76,3 @@ def weights(
       'constant': constant * total(jnp.float32(counts.shape[0])),
   }[aggregation]
   return jnp.broadcast_to(1.0 / divisor, counts.shape)
-

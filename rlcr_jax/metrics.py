@@ -73,7 +73,9 @@ def summarise(
   decided = int(update.rollouts.decisions)
   row = {
       'deadline_ms': float(np.mean(deadlines_ms)),
-      'return_mean': float(np.nanmean(np.where(np.isfinite(returns), returns, np.nan))),
+      'return_mean': float(
+          np.nanmean(np.where(np.isfinite(returns), returns, np.nan))
+      ),
       'return_std_in_group': float(returns.std(1).mean()),
       'progress_mean': float(np.mean(update.rollouts.progress)),
   }

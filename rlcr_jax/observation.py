@@ -174,10 +174,12 @@ def _legal_verbs(verbs, legal_target, rules: Rules, state, agent) -> chex.Array:
       HIRE: chief & (team < rules.team_limit),
       FIRE: chief & (team > 1),
   }
-  return jnp.stack([
-      jnp.any(legal_target[i]) if v.takes_target else others[v.name]
-      for i, v in enumerate(verbs)
-  ])
+  return jnp.stack(
+      [
+          jnp.any(legal_target[i]) if v.takes_target else others[v.name]
+          for i, v in enumerate(verbs)
+      ]
+  )
 
 
 def _my_features(collective, task, rules: Rules, state, agent) -> chex.Array:
@@ -247,11 +249,15 @@ def _backlog(env: base.Environment, view: base.TargetView) -> chex.Array:
   Everybody sees the same backlog, so a convention such as "seat k takes place
   k" can be learned for any number of agents and targets.
   """
-  columns = {name: view.features[:, i] for i, name in enumerate(env.feature_names)}
+  columns = {
+      name: view.features[:, i] for i, name in enumerate(env.feature_names)
+  }
   is_open, priority = columns['open'] > 0, columns['priority']
   ids = jnp.arange(env.num_targets)
   ahead = priority[None, :] > priority[:, None]
-  ahead |= (priority[None, :] == priority[:, None]) & (ids[None, :] < ids[:, None])
+  ahead |= (priority[None, :] == priority[:, None]) & (
+      ids[None, :] < ids[:, None]
+  )
   place = jnp.sum(ahead & is_open[None, :], axis=1)
   return _waves(place) * is_open[:, None]
 

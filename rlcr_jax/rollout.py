@@ -171,9 +171,7 @@ def play(
   grid_ms = jnp.zeros((0,), jnp.int32) if grid_ms is None else grid_ms
   batch, n = keys.shape[0], collective.num_agents
   chex.assert_equal(rules.deadline_ms.shape, (batch,))
-  world_keys, agent_keys = jnp.moveaxis(
-      jax.vmap(jax.random.split)(keys), 1, 0
-  )
+  world_keys, agent_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
   states = jax.vmap(collective.reset)(tasks, rules, agent_keys)
 
   choose = lambda states, seats: decide(

@@ -1,10 +1,11 @@
 """The training loop: resumable, measured, and the same for every baseline."""
 
+from collections.abc import Callable
 import dataclasses
 import json
 import pathlib
 import time
-from typing import Any, Callable
+from typing import Any
 
 from absl import logging
 import jax
@@ -77,9 +78,7 @@ def build(config: ml_collections.ConfigDict) -> Run:
   resolved = config_lib.resolve(config)
   collective = resolved.make_collective()
   policy = transformer.TransformerPolicy(collective, resolved.policy)
-  mesh = learner_lib.default_mesh(
-      resolved.rlcr.tasks, resolved.run.num_devices
-  )
+  mesh = learner_lib.default_mesh(resolved.rlcr.tasks, resolved.run.num_devices)
   wanted = {
       'collective': True,
       'solo': resolved.run.train_solo,

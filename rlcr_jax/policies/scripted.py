@@ -10,10 +10,10 @@ import dataclasses
 import chex
 import jax
 import jax.numpy as jnp
+from rlcr_jax.collective import Collective
 from rlcr_jax.observation import Action
 from rlcr_jax.observation import HIRE
 from rlcr_jax.observation import MY_FEATURES
-from rlcr_jax.collective import Collective
 from rlcr_jax.observation import Observation
 from rlcr_jax.observation import takes
 from rlcr_jax.observation import WAIT
@@ -99,7 +99,9 @@ class ListScheduler(_Scripted):
 
   def log_prob(self, params, obs, action):
     chosen = self.sample(params, None, obs)[0]
-    same = jnp.stack([a == b for a, b in zip(chosen, action)]).all(0)
+    same = jnp.stack([a == b for a, b in zip(chosen, action, strict=True)]).all(
+        0
+    )
     log_prob = jnp.where(same, 0.0, -jnp.inf)
     return log_prob, jnp.zeros_like(log_prob)
 

@@ -6,9 +6,9 @@ action are drawn one after the other: verb, then a pointer over target tokens,
 then a pointer over peer tokens, then a symbol, each given the earlier ones.
 """
 
+from collections.abc import Callable
 import dataclasses
 import math
-from typing import Callable
 
 import chex
 from envs.base import require
