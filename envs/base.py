@@ -24,6 +24,7 @@ PLANNING_FEATURES = (
     'turns_left',
     'missing',
     'blocks_me',
+    'wanted',
 )
 
 
@@ -94,8 +95,8 @@ class Environment(abc.ABC):
     target now), `priority` (list scheduling takes the largest first), `value`
     (what completing it adds to progress, times M), `turns_left` (turns of the
     first verb until it is complete), `missing` (facts that this agent lacks to
-    act on it) and `blocks_me` (open targets that this target's fact would
-    unlock for this agent).
+    act on it), `blocks_me` (open targets that this target's fact would unlock
+    for this agent) and `wanted` (unfinished targets that need its fact).
     """
 
   @abc.abstractmethod

@@ -25,7 +25,6 @@ _FEATURES = (
     'finished',
     'dependencies_met',
     'known',
-    'wanted',
 )
 
 
@@ -35,7 +34,7 @@ class Task(NamedTuple):
   depends: chex.Array  # [M, M] bool: row i needs column j finished.
   coupled: chex.Array  # [M, M] bool: and whoever writes i must know j.
   effort: chex.Array  # [M] int32, units of work.
-  tests: chex.Array  # [M] int32, tests that pass once it is finished.
+  tests: chex.Array  # [M] int32, a multiple of effort: each unit passes some.
   below: chex.Array  # [M] int32, heaviest path from here to a leaf, in units.
   above: chex.Array  # [M] int32, heaviest path that ends here, in units.
 
@@ -66,11 +65,11 @@ class Software(base.Environment):
   conflicts: bool = True  # Are simultaneous changes of one module lost?
   awareness: bool = False  # Are other agents' turns in flight visible?
   max_effort: int = 3  # Units of work per module: 1 to max_effort.
-  max_extra_tests: int = 2  # Tests per module: 2 effort + 0 to this many.
+  max_tests: int = 3  # Tests that one unit of work makes pass: 1 to this many.
   work_tokens: float = 2000.0  # Median output tokens of one unit of work.
   work_tool_ms: int = 10_000  # Then the build and the tests run.
   read_tokens: float = 1000.0  # Reading a module well enough to build on it.
-  read_tool_ms: int = 30_000
+  read_tool_ms: int = 40_000
 
   name = 'software'
 
@@ -86,11 +85,13 @@ class Software(base.Environment):
     for field in ('density', 'coupling'):
       value = getattr(self, field)
       need(0.0 <= value <= 1.0, f'env.{field}', value, 'from 0 to 1')
-    need(self.max_effort >= 1, 'env.max_effort', self.max_effort, '>= 1')
+    for field in ('max_effort', 'max_tests'):
+      value = getattr(self, field)
+      need(value >= 1, f'env.{field}', value, '>= 1')
     for field in ('work_tokens', 'read_tokens'):
       value = getattr(self, field)
       need(value >= 1, f'env.{field}', value, '>= 1 token')
-    for field in ('max_extra_tests', 'work_tool_ms', 'read_tool_ms'):
+    for field in ('work_tool_ms', 'read_tool_ms'):
       value = getattr(self, field)
       need(value >= 0, f'env.{field}', value, '>= 0')
 
@@ -130,12 +131,12 @@ class Software(base.Environment):
     depends = one_up & chosen
     couples = jax.random.uniform(key_coupled, (m, m)) < self.coupling
     effort = jax.random.randint(key_effort, (m,), 1, self.max_effort + 1)
-    extra = jax.random.randint(key_tests, (m,), 0, self.max_extra_tests + 1)
+    per_unit = jax.random.randint(key_tests, (m,), 1, self.max_tests + 1)
     return Task(
         depends=depends,
         coupled=depends & couples,
         effort=effort,
-        tests=2 * effort + extra,
+        tests=effort * per_unit,
         below=_heaviest_path(depends.T, effort, self.depth),
         above=_heaviest_path(depends, effort, self.depth),
     )
@@ -157,18 +158,19 @@ class Software(base.Environment):
     waiting = task.coupled & ~finished[:, None]  # [M, M]: i still needs j.
     blocks_me = jnp.sum(waiting & startable[:, None], axis=0) * ~knows
     dependencies = jnp.maximum(jnp.sum(task.depends, axis=1), 1)
+    remaining_tests = world.remaining * (task.tests // task.effort)
     columns = (
         startable,
         self._priority(task),
-        task.tests * self.num_modules / jnp.sum(task.tests),
+        remaining_tests * self.num_modules / jnp.sum(task.tests),
         world.remaining,
         missing,
         blocks_me,
+        jnp.sum(waiting, axis=0),
         task.effort,
         finished,
         1.0 - open_dependencies / dependencies,
         knows,
-        jnp.sum(waiting, axis=0),
     )
     return base.TargetView(
         features=jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1),
@@ -178,7 +180,7 @@ class Software(base.Environment):
 
   def _priority(self, task: Task) -> chex.Array:
     """Heaviest path first; more tests per unit of work breaks ties."""
-    density = task.tests / task.effort / (2 + self.max_extra_tests)
+    density = task.tests / task.effort / self.max_tests
     return (task.below + 0.5 * density) / (self.max_effort * self.depth)
 
   def land(
@@ -211,7 +213,8 @@ class Software(base.Environment):
       self, task: Task, world: World, now_ms: chex.Array
   ) -> chex.Array:
     del now_ms  # Tests passed do not change by themselves.
-    passed = jnp.sum(jnp.where(world.remaining == 0, task.tests, 0))
+    landed = task.effort - world.remaining
+    passed = jnp.sum(landed * (task.tests // task.effort))
     return (passed / jnp.sum(task.tests)).astype(jnp.float32)
 
   def finished(self, task: Task, world: World) -> chex.Array:
@@ -225,23 +228,24 @@ class Software(base.Environment):
       limit_ms: chex.Array,
       turn_ms: chex.Array,
   ) -> base.Bounds:
-    """Fractional knapsack over the modules whose path fits into the limit.
+    """Knapsack over the units that the critical path lets land in time.
 
-    At most `num_agents * (limit_ms // turn_ms)` units can land. Filling them
-    with the modules of most tests per unit first, and ignoring what those
-    depend on, can only overestimate.
+    At most `num_agents * (limit_ms // turn_ms)` units can land, and of each
+    module only those for which time is left after its heaviest path of
+    dependencies. Filling the turns with the units of most tests first can only
+    overestimate.
     """
     unit_ms = turn_ms[WORK]
     turns = limit_ms // unit_ms
-    reachable = task.above <= turns
-    density = jnp.where(reachable, task.tests / task.effort, -1.0)
-    order = jnp.argsort(-density)
-    effort = jnp.where(reachable, task.effort, 0)[order]
-    before = jnp.cumsum(effort) - effort
-    done = jnp.clip(num_agents * turns - before, 0, effort)
-    gained = jnp.sum(done * jnp.maximum(density[order], 0.0))
+    before = task.above - task.effort  # [M], units that must land first.
+    possible = jnp.clip(turns - before, 0, task.effort)
+    per_unit = task.tests // task.effort
+    order = jnp.argsort(-per_unit)
+    possible = possible[order]
+    left = num_agents * turns - (jnp.cumsum(possible) - possible)
+    passed = jnp.sum(jnp.clip(left, 0, possible) * per_unit[order])
     return base.Bounds(
-        progress=(gained / jnp.sum(task.tests)).astype(jnp.float32),
+        progress=(passed / jnp.sum(task.tests)).astype(jnp.float32),
         serial_ms=jnp.sum(task.effort) * unit_ms,
         critical_path_ms=jnp.max(task.below) * unit_ms,
     )

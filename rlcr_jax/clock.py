@@ -24,7 +24,7 @@ class LatencyModel:
 
   prefill_tokens_per_s: float = 5000.0
   decode_tokens_per_s: float = 100.0
-  spread: float = 0.2  # Standard deviation of log output tokens.
+  spread: float = 0.1  # Standard deviation of log output tokens.
   quantum_ms: int = 1000
 
   def __post_init__(self):

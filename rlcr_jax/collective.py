@@ -38,8 +38,8 @@ class CollectiveConfig:
   peer_window: int = 8  # K, peers that an agent sees at once.
   task_tokens: int = 25_000  # What a newcomer reads first: 5 s of prefill.
   tell_tokens: float = 100.0
-  post_tokens: float = 150.0
-  message_tool_ms: int = 1500
+  post_tokens: float = 100.0
+  message_tool_ms: int = 1000
   hire_tokens: float = 100.0
   hire_tool_ms: int = 2000
   fire_tokens: float = 100.0

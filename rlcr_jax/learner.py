@@ -54,7 +54,7 @@ class RlcrConfig:
   entropy_bonus: float = 1e-3
   entropy_bonus_final: float = 0.0  # Reached linearly at the last step.
   chunk_size: int = 128  # C, decisions evaluated at once.
-  max_decisions: int = 200  # Buffer size, in decisions per rollout.
+  max_decisions: int = 300  # Buffer size, in decisions per rollout.
 
   def __post_init__(self):
     tables = {

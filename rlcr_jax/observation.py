@@ -30,6 +30,10 @@ MY_FEATURES = (
     'experience',
     'effective',
     'rank',
+    'open',
+    'workable',
+    'readable',
+    'news',
 )
 
 
@@ -102,11 +106,20 @@ def observe(
   chex.assert_shape(view.features, (env.num_targets, len(env.feature_names)))
   seats = _peer_window(collective, state, agent)
   legal_peer = state.present[seats] & (seats != agent)
-  legal_target = _legal_targets(verbs, view.legal, rules, jnp.any(legal_peer))
+  subjects = knows | (column(env, view, 'open') > 0)
+  subjects &= jnp.any(legal_peer)
+  legal_target = _legal_targets(verbs, view.legal, rules, subjects)
   legal_verb = _legal_verbs(verbs, legal_target, rules, state, agent)
+  news = _news(env, view, state.mail, knows, agent)
+  counts = (
+      column(env, view, 'open') > 0,
+      view.legal[0],
+      jnp.any(view.legal[1:], axis=0),
+      news,
+  )
   return Observation(
-      me=_my_features(collective, task, rules, state, agent),
-      targets=_target_features(collective, view, rules, state, agent),
+      me=_my_features(collective, task, rules, state, agent, counts),
+      targets=_target_features(collective, view, rules, state, agent, news),
       peers=_peer_features(state, agent, seats, legal_peer),
       relations=view.relations,
       legal_verb=legal_verb,
@@ -114,6 +127,19 @@ def observe(
       legal_peer=legal_peer,
       peer_seat=seats,
   )
+
+
+def column(
+    env: base.Environment, view: base.TargetView, name: str
+) -> chex.Array:
+  """One column of the environment's features, [M] float32."""
+  return view.features[:, env.feature_names.index(name)]
+
+
+def _news(env, view: base.TargetView, mail, knows, agent) -> chex.Array:
+  """[M] bool: facts that somebody wants, that I know and have told nobody."""
+  untold = ~mail.board_fact & (mail.said_ms[agent] == clock.NEVER)
+  return knows & untold & (column(env, view, 'wanted') > 0)
 
 
 def _waves(index: chex.Array, size: int = 8) -> chex.Array:
@@ -154,14 +180,15 @@ def _peer_window(collective, state, agent) -> chex.Array:
   return ring[order].astype(jnp.int32)
 
 
-def _legal_targets(verbs, env_legal, rules: Rules, anyone) -> chex.Array:
-  """[V, M] bool: the environment's rows, then those of coordination."""
-  own, targets = env_legal.shape
-  talks = {TELL: anyone & rules.direct, POST: anyone & rules.board}
-  rows = [
-      jnp.broadcast_to(talks.get(v.name, jnp.asarray(False)), (targets,))
-      for v in verbs[own:]
-  ]
+def _legal_targets(verbs, env_legal, rules: Rules, subjects) -> chex.Array:
+  """[V, M] bool: the environment's rows, then those of coordination.
+
+  One can speak of what one knows and of what there is to do now.
+  """
+  own = env_legal.shape[0]
+  talks = {TELL: subjects & rules.direct, POST: subjects & rules.board}
+  nothing = jnp.zeros_like(subjects)
+  rows = [talks.get(v.name, nothing) for v in verbs[own:]]
   return jnp.concatenate([env_legal, jnp.stack(rows)])
 
 
@@ -182,7 +209,9 @@ def _legal_verbs(verbs, legal_target, rules: Rules, state, agent) -> chex.Array:
   )
 
 
-def _my_features(collective, task, rules: Rules, state, agent) -> chex.Array:
+def _my_features(
+    collective, task, rules: Rules, state, agent, counts
+) -> chex.Array:
   """[S] float32: `MY_FEATURES`, the last verb, the seat."""
   now_ms, deadline_ms = state.clock_ms, rules.deadline_ms
   team = jnp.sum(state.present)
@@ -203,13 +232,14 @@ def _my_features(collective, task, rules: Rules, state, agent) -> chex.Array:
       jnp.log1p(state.turn_index[agent]) / 3.0,
       state.effective[agent],
       rank * rules.awareness,
+      *(jnp.log1p(jnp.sum(targets)) for targets in counts),
       one_hot(state.turn.verb[agent], len(collective.verbs)),
       _waves(agent),
   )
 
 
 def _target_features(
-    collective, view: base.TargetView, rules: Rules, state, agent
+    collective, view: base.TargetView, rules: Rules, state, agent, news
 ) -> chex.Array:
   """[M, F] float32: the environment's columns, `in_flight`, then the rest."""
   ids = jnp.arange(collective.env.num_targets)
@@ -233,6 +263,7 @@ def _target_features(
       mine & state.effective[agent],
       posted & (mail.board.sender == agent),
       mail.board_fact,
+      news,
       _recency(now_ms, mail.board.ms),
       _recency(now_ms, mail.direct.ms[agent]),
       _recency(now_ms, mail.said_ms[agent]),
@@ -249,10 +280,8 @@ def _backlog(env: base.Environment, view: base.TargetView) -> chex.Array:
   Everybody sees the same backlog, so a convention such as "seat k takes place
   k" can be learned for any number of agents and targets.
   """
-  columns = {
-      name: view.features[:, i] for i, name in enumerate(env.feature_names)
-  }
-  is_open, priority = columns['open'] > 0, columns['priority']
+  is_open = column(env, view, 'open') > 0
+  priority = column(env, view, 'priority')
   ids = jnp.arange(env.num_targets)
   ahead = priority[None, :] > priority[:, None]
   ahead |= (priority[None, :] == priority[:, None]) & (

@@ -84,8 +84,6 @@ class ListScheduler(_Scripted):
   it prefers targets for which it lacks fewer facts, and reads what it lacks.
   Agents that are free at the same instant take their turns at the list in the
   order of their seats. It never talks.
-
-  Targets that cannot be completed before the deadline come last.
   """
 
   collective: Collective
@@ -116,7 +114,6 @@ class ListScheduler(_Scripted):
     if self.by_value:
       score = column['value'] / jnp.maximum(column['turns_left'], 1.0)
     score -= 10.0 * column['missing']
-    score += 100.0 * self._completes(column, mine['time_left'])
     target, found = _nth_best(score, free, rank)
     need = obs.relations[target] & obs.legal_target[1] & ~in_flight
     blocking = column['blocks_me']
@@ -139,16 +136,6 @@ class ListScheduler(_Scripted):
       where = jnp.where(applies, then_target, where)
     zero = jnp.int32(0)
     return Action(verb.astype(jnp.int32), where.astype(jnp.int32), zero, zero)
-
-  def _completes(self, column, time_left) -> chex.Array:
-    """[M] bool: would one agent complete this target before the deadline?"""
-    turn_ms = [
-        self.collective.latency.duration_ms(v.output_tokens, 0, v.tool_ms)
-        for v in self.collective.env.verbs
-    ]
-    left_ms = 30_000.0 * jnp.expm1(time_left)
-    need_ms = column['turns_left'] * turn_ms[0] + column['missing'] * turn_ms[1]
-    return need_ms <= left_ms
 
 
 def _nth_best(score: chex.Array, legal: chex.Array, nth: chex.Array):

@@ -1,0 +1,201 @@
+"""Tests of how a configuration is made, checked and compared."""
+
+import dataclasses
+import json
+
+import ml_collections
+import pytest
+from rlcr_jax import config as config_lib
+
+# A leaf that takes one of few names, and another name that is allowed.
+OTHER = {
+    'collective.organisation': 'flat',
+    'deadline.schedule': 'staged',
+    'rlcr.advantage': 'rloo',
+    'rlcr.loss': 'clipped_surrogate',
+    'rlcr.aggregation': 'agent_mean',
+}
+# Leaves of which there is one value only; anything else must be refused.
+SINGLE = ('env.name', 'policy.name', 'rlcr.incentive')
+
+
+def flat(tree, prefix=''):
+  """Leaves by dotted name."""
+  result = {}
+  for name, value in tree.items():
+    if isinstance(value, dict):
+      result |= flat(value, f'{prefix}{name}.')
+    else:
+      result[prefix + name] = value
+  return result
+
+
+def changed(**changes):
+  """The defaults with some fields, dotted by `__`, changed."""
+  tree = config_lib.defaults().to_dict()
+  for name, value in changes.items():
+    *sections, field = name.split('__')
+    target = tree
+    for section in sections:
+      target = target.setdefault(section, {})
+    target[field] = value
+  return ml_collections.ConfigDict(tree)
+
+
+def resolved_leaves(config):
+  tree = dataclasses.asdict(config_lib.resolve(config))
+  run = tree.pop('run')
+  return flat(tree | run)
+
+
+LEAVES = flat(config_lib.defaults().to_dict())
+
+
+def another(name, value):
+  """A value of the same type that is allowed too."""
+  if name in OTHER:
+    return OTHER[name]
+  if isinstance(value, bool):
+    return not value
+  if isinstance(value, int):
+    return value * 2 if value else 1
+  return value / 2 if value else 0.5
+
+
+def test_defaults_resolve_and_hold_every_field():
+  leaves = resolved_leaves(config_lib.defaults())
+  assert leaves == {k: v for k, v in LEAVES.items() if not k.endswith('.name')}
+
+
+@pytest.mark.parametrize('name', [n for n in LEAVES if n not in SINGLE])
+def test_every_leaf_changes_the_resolved_run(name):
+  value = another(name, LEAVES[name])
+  changes = {name.replace('.', '__'): value}
+  if name == 'rlcr.epochs':
+    changes['rlcr__loss'] = 'clipped_surrogate'
+  before, after = map(resolved_leaves, (changed(), changed(**changes)))
+  differs = {k for k in before if before[k] != after[k]}
+  assert differs == {k.replace('__', '.') for k in changes}
+  assert after[name] == value
+
+
+@pytest.mark.parametrize('name', SINGLE)
+def test_the_only_value_is_the_only_one_allowed(name):
+  with pytest.raises(ValueError) as told:
+    config_lib.resolve(changed(**{name.replace('.', '__'): 'other'}))
+  assert f"{name}='other' is not allowed" in str(told.value)
+  assert repr(LEAVES[name]) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    'name, value, allowed',
+    [
+        ('steps', 0, '>= 1'),
+        ('checkpoint_every', 0, '>= 1'),
+        ('seed', -1, '>= 0'),
+        ('num_devices', -1, '>= 0'),
+        ('env.name', 'chess', "'software'"),
+        ('env.num_modules', 0, '>= 1'),
+        ('env.width', 99, 'from 1 to num_modules='),
+        ('env.coupling', 1.5, 'from 0 to 1'),
+        ('env.density', -0.5, 'from 0 to 1'),
+        ('collective.num_agents', 0, '>= 1'),
+        ('collective.organisation', 'anarchy', 'ceo'),
+        ('collective.max_hires', -1, '>= 0'),
+        ('collective.tell_tokens', 0.0, '>= 1 token'),
+        ('latency.decode_tokens_per_s', 0.0, '> 0'),
+        ('latency.spread', -0.1, '>= 0'),
+        ('latency.quantum_ms', 0, '>= 1'),
+        ('deadline.schedule', 'sometimes', 'linear'),
+        ('deadline.final_ms', 1, '>= deadline.first_ms='),
+        ('deadline.ramp', 1.5, 'from 0 to 1'),
+        ('rlcr.group_size', 1, '>= 2'),
+        ('rlcr.clip', float('nan'), '> 0'),
+        ('policy.name', 'llm', "'transformer'"),
+        ('policy.heads', 3, 'a divisor of policy.width='),
+        ('evaluation.num_tasks', 1, '>= 2'),
+        ('evaluation.deadlines', 1, '>= 2'),
+    ],
+)
+def test_a_bad_value_is_told_with_field_value_and_what_is_allowed(
+    name, value, allowed
+):
+  with pytest.raises(ValueError) as told:
+    config_lib.resolve(changed(**{name.replace('.', '__'): value}))
+  text = str(told.value)
+  assert f'{name}={value!r} is not allowed: it must be ' in text
+  assert allowed in text and '\n' not in text
+
+
+def test_a_deadline_shorter_than_any_action_is_told():
+  # 5 s to read 25,000 tokens of task; then at least 0.5 s of decoding at
+  # exp(-2 * 0.2) of the median, 1 s of tool, up to the next full second.
+  quick = {
+      'latency__prefill_tokens_per_s': 5000.0,
+      'latency__decode_tokens_per_s': 100.0,
+      'latency__spread': 0.2,
+      'latency__quantum_ms': 1000,
+      'collective__task_tokens': 25_000,
+      'env__work_tokens': 74.6,  # Times exp(-0.4): 50 tokens.
+      'env__work_tool_ms': 1000,
+      'env__read_tokens': 1000.0,
+      'env__read_tool_ms': 30_000,
+      'deadline__final_ms': 60_000,
+  }
+  config_lib.resolve(changed(**quick, deadline__first_ms=7000))
+  with pytest.raises(ValueError) as told:
+    config_lib.resolve(changed(**quick, deadline__first_ms=6999))
+  assert 'deadline.first_ms=6999 is not allowed' in str(told.value)
+  assert '>= 7000 ms' in str(told.value)
+
+
+@pytest.mark.parametrize(
+    'name', ['stps', 'rlcr.tsks', 'env.modules', 'policy.depth', 'nothing.x']
+)
+def test_an_unknown_field_is_told(name):
+  with pytest.raises(ValueError, match=name.replace('.', r'\.')):
+    config_lib.resolve(changed(**{name.replace('.', '__'): 1}))
+
+
+@pytest.mark.parametrize(
+    'name, value',
+    [
+        ('steps', 'many'),
+        ('steps', 2.5),
+        ('rlcr.tasks', None),
+        ('rlcr.learning_rate', 'high'),
+        ('collective.board', 'yes'),
+        ('env.num_modules', 4.5),
+        ('policy.width', '32'),
+        ('rlcr', 3),
+    ],
+)
+def test_a_value_of_another_type_is_told(name, value):
+  with pytest.raises(ValueError, match=name.replace('.', r'\.')):
+    config_lib.resolve(changed(**{name.replace('.', '__'): value}))
+
+
+def test_whole_numbers_do_where_fractions_are_expected():
+  config = changed(latency__spread=0, rlcr__learning_rate=1)
+  assert config_lib.resolve(config).latency.spread == 0
+
+
+def test_json_round_trip():
+  config = changed(seed=7, rlcr__learning_rate=0.1 + 0.2)
+  again = ml_collections.ConfigDict(json.loads(config_lib.to_json(config)))
+  assert again.to_dict() == config.to_dict()
+  assert config_lib.resolve(again) == config_lib.resolve(config)
+  assert config_lib.to_json(again) == config_lib.to_json(config)
+
+
+def test_differences_by_hand():
+  old = {'a': 1, 'b': {'c': 2.0, 'd': 'x'}, 'gone': True, 'e': {'f': 1}}
+  new = {'a': 1, 'b': {'c': 2.5, 'd': 'y'}, 'new': None, 'e': 5}
+  assert config_lib.differences(old, new) == [
+      'b.c: 2.0 → 2.5',
+      "b.d: 'x' → 'y'",
+      "e: {'f': 1} → 5",
+      "gone: True → '(absent)'",
+      "new: '(absent)' → None",
+  ]
+  assert config_lib.differences(old, old) == []

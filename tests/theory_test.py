@@ -1,0 +1,234 @@
+"""The simulator reproduces what is known of parallel work.
+
+Agents that see each other's turns, pay nothing for coordination and need no
+facts are a greedy list schedule of the task graph. Its makespan is known
+exactly, and lies between max(T1 / N, Tinf) and Tinf + (T1 - Tinf) / N.
+"""
+
+import dataclasses
+
+from envs import software
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rlcr_jax import clock
+from rlcr_jax import collective as collective_lib
+from rlcr_jax import rollout
+from rlcr_jax import roster
+from rlcr_jax.policies import scripted
+
+UNIT_MS = 30_000  # Of work: 100 tokens at 100 per second, then 29 s of tool.
+TASK_MS = 5000  # Reading the task: 25,000 tokens at 5000 per second.
+TEAMS = (1, 2, 3, 4, 6, 8)
+GRID_MS = TASK_MS + UNIT_MS * np.arange(25)
+
+# Perfectly parallel: neither facts, nor conflicts, nor dependencies.
+PARALLEL = software.Software(
+    num_modules=8,
+    width=8,
+    coupling=0.0,
+    conflicts=False,
+    max_tests=1,
+    work_tokens=100,
+    work_tool_ms=29_000,
+)
+LAYERED = dataclasses.replace(PARALLEL, width=3, density=0.5)
+COLLECTIVE = collective_lib.Collective(
+    LAYERED,  # `width` shapes tasks, and not what happens on them.
+    collective_lib.CollectiveConfig(
+        organisation='flat',
+        num_agents=max(TEAMS),
+        peer_window=1,
+        num_symbols=1,
+        task_tokens=25_000,
+        wait_tokens=100,
+        wait_ms=9000,  # Waits of 10 s: some end whenever a unit does.
+    ),
+    clock.LatencyModel(
+        prefill_tokens_per_s=5000,
+        decode_tokens_per_s=100,
+        spread=0.0,
+        quantum_ms=1000,
+    ),
+)
+
+
+def heaviest_paths(effort, edges):
+  """Heaviest path from each node, in units."""
+
+  def heaviest(i):
+    return effort[i] + max(map(heaviest, np.flatnonzero(edges[i])), default=0)
+
+  return np.array([heaviest(i) for i in range(len(effort))], np.int32)
+
+
+def make_task(effort, needs=()):
+  """A task from efforts [8] and pairs (module, what it needs)."""
+  effort = np.array(effort, np.int32)
+  depends = np.zeros((8, 8), bool)
+  for module, needed in needs:
+    depends[module, needed] = True
+  return software.Task(
+      depends=depends,
+      coupled=depends & False,
+      effort=effort,
+      tests=effort,
+      below=heaviest_paths(effort, depends.T),
+      above=heaviest_paths(effort, depends),
+  )
+
+
+# Tasks, and by number of agents the units of time until all is finished.
+HAND = {
+    'free': (
+        make_task([3, 1, 2, 2, 1, 3, 2, 2]),
+        {1: 16, 2: 8, 3: 6, 4: 4, 6: 3, 8: 3},
+    ),
+    'even': (make_task([1] * 8), {1: 8, 2: 4, 3: 3, 4: 2, 6: 2, 8: 1}),
+    'chain': (
+        make_task([1] * 8, [(i + 1, i) for i in range(7)]),
+        {1: 8, 2: 8, 3: 8, 4: 8, 6: 8, 8: 8},
+    ),
+    # A serial share of 4 / 10: module 0 before and 7 after six equal ones.
+    'fork': (
+        make_task(
+            [2, 1, 1, 1, 1, 1, 1, 2],
+            [(i, 0) for i in range(1, 7)] + [(7, i) for i in range(1, 7)],
+        ),
+        {1: 10, 2: 7, 3: 6, 4: 6, 6: 5, 8: 5},
+    ),
+    # Two chains, 0 - 1 - 2 and 3 - 4, and three modules that need nothing.
+    # 2 agents: 0 7, 0 7, 1 7, 2 3, 2 6, 4 6 and 5.
+    # 3 agents: 0 7 3, 0 7 6, 1 7 6, 2 4 5 and 2.
+    # 4 agents: 0 7 3 6, 0 7 6 4, 1 7 5, 2 and 2.
+    'chains': (
+        make_task([2, 1, 2, 1, 1, 1, 2, 3], [(1, 0), (2, 1), (4, 3)]),
+        {1: 13, 2: 7, 3: 5, 4: 5, 6: 5, 8: 5},
+    ),
+}
+
+
+def schedule(task, agents):
+  """Units of time of a list schedule: heaviest path first, then by index."""
+  left = np.array(task.effort)
+  time = 0
+  while left.any():
+    waits = (task.depends & (left > 0)).any(axis=1)
+    order = np.argsort(-task.below, kind='stable')
+    for i in [i for i in order if left[i] and not waits[i]][:agents]:
+      left[i] -= 1
+    time += 1
+  return time
+
+
+@pytest.fixture(scope='module')
+def tasks():
+  """Random tasks, those of `HAND` behind them, as one batch."""
+  sample = lambda env, n: jax.vmap(env.sample_task)(
+      jax.random.split(jax.random.key(n), n)
+  )
+  hand = [task for task, _ in HAND.values()]
+  hand = jax.tree.map(lambda *x: np.stack(x), *hand)
+  parts = sample(LAYERED, 32), sample(PARALLEL, 8), hand
+  return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+@pytest.fixture(scope='module')
+def played(tasks):
+  """All tasks played by every team: leaves [task, team, ...]."""
+  count, teams = len(tasks.effort), len(TEAMS)
+  rules = [
+      roster.rules('flat', 3_600_000, num_agents=n, max_hires=0, awareness=True)
+      for n in TEAMS
+  ]
+  rules = jax.tree.map(lambda *x: jnp.tile(jnp.stack(x), count), *rules)
+
+  @jax.jit
+  def play(tasks, rules, keys):
+    return rollout.play(
+        COLLECTIVE,
+        scripted.ListScheduler(COLLECTIVE),
+        (),
+        tasks,
+        rules,
+        keys,
+        chunk_size=256,
+        grid_ms=jnp.asarray(GRID_MS),
+    )[0]
+
+  each = jax.tree.map(lambda x: np.repeat(x, teams, axis=0), tasks)
+  keys = jax.random.split(jax.random.key(0), count * teams)
+  split = lambda x: x.reshape(count, teams, *x.shape[1:]) if x.ndim else x
+  return jax.tree.map(split, jax.device_get(play(each, rules, keys)))
+
+
+def units(played, name=None):
+  """Makespans in units after the task has been read: [task, team], or [team]."""
+  time, rest = np.divmod(played.time_ms - TASK_MS, UNIT_MS)
+  np.testing.assert_array_equal(rest, 0)
+  return time if name is None else time[list(HAND).index(name) - len(HAND)]
+
+
+@pytest.mark.parametrize('name', HAND)
+def test_makespans_worked_by_hand(played, name):
+  expected = HAND[name][1]
+  assert dict(zip(TEAMS, units(played, name), strict=True)) == expected
+
+
+def test_makespans_are_those_of_a_greedy_list_schedule(tasks, played):
+  rows = [
+      [schedule(jax.tree.map(lambda x, i=i: x[i], tasks), n) for n in TEAMS]
+      for i in range(len(tasks.effort))
+  ]
+  np.testing.assert_array_equal(units(played), rows)
+
+
+def test_makespans_lie_within_the_bounds_of_greedy_schedules(tasks, played):
+  work = tasks.effort.sum(axis=1)[:, None]  # T1.
+  path = tasks.below.max(axis=1)[:, None]  # Tinf.
+  teams, time = np.array(TEAMS), units(played)
+  least = np.maximum(work / teams, path)
+  assert (least <= time).all()
+  assert (time <= path + (work - path) / teams).all()
+  assert (time == least).any(axis=0).all()  # It can be reached.
+
+
+def test_even_work_is_sped_up_by_the_number_of_agents(played):
+  time = dict(zip(TEAMS, units(played, 'even'), strict=True))
+  assert [time[1] / time[n] for n in (1, 2, 4, 8)] == [1, 2, 4, 8]
+
+
+def test_a_serial_share_limits_the_speed_up_as_amdahl_says(played):
+  time = dict(zip(TEAMS, units(played, 'fork'), strict=True))
+  for agents in (1, 2, 3, 6):  # They divide the parallel share evenly.
+    speed_up = 1 / (0.4 + 0.6 / agents)
+    assert time[1] / time[agents] == pytest.approx(speed_up)
+
+
+def test_everything_is_finished_and_nothing_is_done_twice(tasks, played):
+  np.testing.assert_array_equal(played.progress, 1.0)
+  assert (played.team_size == TEAMS).all()
+  for count in (played.turns, played.effective):
+    work = count[..., software.WORK]
+    assert (work == tasks.effort.sum(axis=1)[:, None]).all()
+  idle = {software.WORK, COLLECTIVE.verb('wait')}
+  others = set(range(len(COLLECTIVE.verbs))) - idle
+  assert not played.turns[..., list(others)].any()
+
+
+def test_one_agent_takes_the_serial_time_of_the_bounds(tasks, played):
+  turn_ms = jnp.array(COLLECTIVE.shortest_turn_ms(), jnp.int32)
+  bounds = lambda task: LAYERED.bounds(task, 1, jnp.int32(0), turn_ms)
+  np.testing.assert_array_equal(
+      played.time_ms[:, 0] - TASK_MS, jax.vmap(bounds)(tasks).serial_ms
+  )
+
+
+def test_progress_never_exceeds_its_bound(tasks, played):
+  turn_ms = jnp.array(COLLECTIVE.shortest_turn_ms(), jnp.int32)
+  limits_ms = jnp.asarray(GRID_MS - TASK_MS, jnp.int32)
+  for i, agents in enumerate(TEAMS):
+    bound = lambda task, ms, n=agents: LAYERED.bounds(task, n, ms, turn_ms)
+    bounds = jax.vmap(jax.vmap(bound, (None, 0)), (0, None))(tasks, limits_ms)
+    assert (played.curve[:, i] <= bounds.progress + 1e-6).all()
