@@ -63,8 +63,9 @@ def play(
   """
   rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
   task_key, land_key = jax.random.split(key)
-  task = jax.jit(env.sample_task)(task_key)
-  now = _start(env, task, agents)
+  task = env.sample_task(task_key)
+  nothing = jnp.zeros((agents, env.num_targets), bool)
+  now = _look(env, task, env.reset(task), nothing, jnp.int32(0))
   verb, target, start, end = np.zeros((4, agents), np.int32)
   landings = []
   while len(landings) < _MOST_LANDINGS and not now.finished:
@@ -89,18 +90,8 @@ def _choose(env, legal, rng, crowd: bool) -> tuple[int, int, int]:
   if len(options) == 0 or (not crowd and rng.random() < _WAIT_SHARE):
     return len(env.verbs), 0, _WAIT_MS
   verb, target = options[0] if crowd else rng.choice(options)
-  shortest = turn_ms(env)[verb]
-  return (
-      verb,
-      target,
-      shortest if crowd else shortest * rng.choice((2, 2, 3)) // 2,
-  )
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _start(env, task, agents: int) -> Instant:
-  knows = jnp.zeros((agents, env.num_targets), bool)
-  return _look(env, task, env.reset(task), knows, jnp.int32(0))
+  halves = 2 if crowd else rng.choice((2, 2, 3))
+  return verb, target, turn_ms(env)[verb] * halves // 2
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -111,7 +102,7 @@ def _step(env, task, now: Instant, turns, key) -> tuple[Instant, chex.Array]:
 
 
 def _look(env, task, world, knows, now_ms) -> Instant:
-  limits = (len(knows), now_ms, jnp.asarray(turn_ms(env)))
+  shortest = jnp.asarray(turn_ms(env))
   return Instant(
       world=world,
       knows=knows,
@@ -119,5 +110,5 @@ def _look(env, task, world, knows, now_ms) -> Instant:
       views=jax.vmap(env.view, (None, None, 0))(task, world, knows),
       progress=env.progress(task, world, now_ms),
       finished=env.finished(task, world),
-      bounds=env.bounds(task, *limits),
+      bounds=env.bounds(task, len(knows), now_ms, shortest),
   )

@@ -17,6 +17,7 @@ acts as a fresh network does:
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import pathlib
 import platform
 import resource
@@ -138,16 +139,19 @@ class Benchmark:
     self.rules = run.rules('collective', limits.astype(jnp.int32))
     self.index = jnp.arange(self.config.tasks)
 
-  def _sharded(self, function, *specs):
-    return jax.jit(
-        jax.shard_map(
+  def _sharded(self, function):
+    """Compiles `function(params, *split)` and binds the parameters."""
+    split = PartitionSpec(learner_lib.DATA)
+    call = jax.jit(
+        lambda params, *args: jax.shard_map(
             function,
             mesh=self.mesh,
-            in_specs=specs,
-            out_specs=PartitionSpec(learner_lib.DATA),
+            in_specs=(PartitionSpec(),) + (split,) * len(args),
+            out_specs=split,
             check_vma=False,
-        )
+        )(params, *args)
     )
+    return functools.partial(call, self.params)
 
   def full_update(self) -> tuple[float, int]:
     """Seconds of an update, and its decisions."""
@@ -158,11 +162,11 @@ class Benchmark:
     seconds = _median_seconds(call, self.repeats)
     return seconds, int(call().rollouts.decisions)
 
-  def _play(self, policy, chunk_size, capacity, index, rules):
+  def _play(self, params, policy, chunk_size, capacity, index, rules):
     return rollout.play_groups(
         self.collective,
         policy,
-        self.params,
+        params,
         jax.random.key(1),
         index,
         rules,
@@ -173,23 +177,21 @@ class Benchmark:
 
   def packed(self) -> float:
     """Seconds to play a batch with the packed loop."""
-    split = PartitionSpec(learner_lib.DATA)
 
-    def play(index, rules):
-      return self._play(self.policy, self.config.chunk_size, 0, index, rules)[
-          0
-      ].progress
+    def play(params, index, rules):
+      return self._play(
+          params, self.policy, self.config.chunk_size, 0, index, rules
+      )[0].progress
 
-    call = self._sharded(play, split, split)
+    call = self._sharded(play)
     return _median_seconds(lambda: call(self.index, self.rules), self.repeats)
 
   def dense(self) -> float:
     """Seconds to play the same batch with the dense scan."""
-    split = PartitionSpec(learner_lib.DATA)
     quantum_ms = self.collective.latency.quantum_ms
     ticks = -(-self.run.config.deadline.final_ms // quantum_ms)
 
-    def play(index, rules):
+    def play(params, index, rules):
       tasks, rules, keys = rollout.group_inputs(
           self.collective,
           jax.random.key(1),
@@ -198,20 +200,20 @@ class Benchmark:
           self.config.group_size,
       )
       states = play_dense(
-          self.collective, self.policy, self.params, tasks, rules, keys, ticks
+          self.collective, self.policy, params, tasks, rules, keys, ticks
       )
       return states.clock_ms
 
-    call = self._sharded(play, split, split)
+    call = self._sharded(play)
     return _median_seconds(lambda: call(self.index, self.rules), 1)
 
   def bare_network(self) -> dict[int, float]:
     """Seconds of the network alone on an update's decisions, by chunk size."""
-    split = PartitionSpec(learner_lib.DATA)
     local = self.config.tasks // self.mesh.size * self.config.group_size
 
-    def record(index, rules):
+    def record(params, index, rules):
       buffer = self._play(
+          params,
           self.policy,
           self.config.chunk_size,
           self.config.max_decisions * local,
@@ -220,46 +222,44 @@ class Benchmark:
       )[1]
       return buffer.rows, buffer.count[None]
 
-    rows, count = self._sharded(record, split, split)(self.index, self.rules)
+    rows, count = self._sharded(record)(self.index, self.rules)
     return {size: self._bare_seconds(rows, count, size) for size in _CHUNKS}
 
   def _bare_seconds(self, rows, count, size: int) -> float:
     """Forward, then forward and backward, over all recorded decisions."""
-    split = PartitionSpec(learner_lib.DATA)
     score = lambda params, rows: jnp.sum(
         self.policy.log_prob(params, rows.observation, rows.action)[0]
     )
 
-    def sweep(function, zero, rows, count):
+    def sweep(function, zero, params, rows, count):
       def body(index, total):
         chunk = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), rows
         )
-        return jax.tree.map(jnp.add, total, function(self.params, chunk))
+        return jax.tree.map(jnp.add, total, function(params, chunk))
 
       return jax.lax.fori_loop(0, -(-count[0] // size), body, zero)
 
-    def both(rows, count):
-      forward = sweep(score, jnp.float32(0), rows, count)
-      zeros = jax.tree.map(jnp.zeros_like, self.params)
-      grads = sweep(jax.grad(score), zeros, rows, count)
+    def both(params, rows, count):
+      forward = sweep(score, jnp.float32(0), params, rows, count)
+      zeros = jax.tree.map(jnp.zeros_like, params)
+      grads = sweep(jax.grad(score), zeros, params, rows, count)
       return forward[None], jax.tree.map(lambda x: x[None], grads)
 
-    call = self._sharded(both, split, split)
+    call = self._sharded(both)
     return _median_seconds(lambda: call(rows, count), self.repeats)
 
   def simulator(self) -> float:
     """Turns per second of random agents, without a network."""
-    split = PartitionSpec(learner_lib.DATA)
     tasks = _SIMULATED * self.mesh.size // self.config.group_size
     policy = scripted.RandomPolicy(self.collective)
     rules = jax.tree.map(lambda x: jnp.resize(x, (tasks,)), self.rules)
 
-    def play(index, rules):
-      played = self._play(policy, _SIMULATED, 0, index, rules)[0]
+    def play(params, index, rules):
+      played = self._play(params, policy, _SIMULATED, 0, index, rules)[0]
       return played.progress, played.decisions[None]
 
-    call = self._sharded(play, split, split)
+    call = self._sharded(play)
     run = lambda: call(jnp.arange(tasks), rules)
     return float(run()[1].sum()) / _median_seconds(run, self.repeats)
 

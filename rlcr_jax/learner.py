@@ -44,14 +44,14 @@ class RlcrConfig:
   epochs: int = 1  # Gradient steps per batch; more needs clipped_surrogate.
   aggregation: str = 'decision_mean'  # See losses.AGGREGATIONS.
   constant: float = 100.0  # aggregation=constant: divisor, in decisions.
-  learning_rate: float = 3e-3
-  learning_rate_final: float = 3e-4  # Reached linearly at the last step.
+  learning_rate: float = 4e-3
+  learning_rate_final: float = 1e-3  # Reached linearly at the last step.
   adam_b1: float = 0.9
   # Short memory of squared gradients: they shrink when teams grow, and with the
   # usual 0.999 the large ones of small teams would hold the step size down.
   adam_b2: float = 0.95
   max_grad_norm: float = 1.0
-  entropy_bonus: float = 1e-3
+  entropy_bonus: float = 1e-4
   entropy_bonus_final: float = 0.0  # Reached linearly at the last step.
   chunk_size: int = 128  # C, decisions evaluated at once.
   max_decisions: int = 300  # Buffer size, in decisions per rollout.

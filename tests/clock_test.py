@@ -73,21 +73,22 @@ def test_rounding_error_does_not_cost_a_quantum(rate, part):
   np.testing.assert_array_equal(duration_ms, 1000 * np.arange(1, 1001))
 
 
-def test_duration_does_not_depend_on_how_it_is_compiled():
+@pytest.mark.parametrize('level', [0, 3])
+def test_duration_does_not_depend_on_how_it_is_compiled(level):
   # 0.2 ms per token of context: every fifth one gives a whole number of ms,
   # of which some lie 1 ms beyond a quantum.
   model = make_model()
+  options = {'xla_backend_optimization_level': level}
+  compiled = jax.jit(model.duration_ms, compiler_options=options)
   output = jnp.arange(1, 1001)[:, None]
   context = jnp.array([0, 1, 2, 3, 4, 5, 10, 100, 555, 995, 1000, 1234])
-  tool_ms = jnp.int32(1)
-  eager = model.duration_ms(output, context, tool_ms)
-  np.testing.assert_array_equal(
-      jax.jit(model.duration_ms)(output, context, tool_ms), eager
-  )
+  duration_ms = compiled(output, context, jnp.int32(1))
+  eager_ms = model.duration_ms(output, context, jnp.int32(1))
+  np.testing.assert_array_equal(duration_ms, eager_ms)
   whole = np.asarray(context) % 5 == 0
   exact = 10 * np.asarray(output) + np.asarray(context) // 5 + 1
   np.testing.assert_array_equal(
-      eager[:, whole], -(-exact[:, whole] // 1000) * 1000
+      duration_ms[:, whole], -(-exact[:, whole] // 1000) * 1000
   )
 
 

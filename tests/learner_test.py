@@ -28,7 +28,7 @@ from tests import tiny
 
 NAN, INF = float('nan'), float('inf')
 
-# ---------------------------------------------------------------------- Toy.
+# Toy.
 
 
 class Linear:
@@ -141,12 +141,17 @@ def knobs(learning_rate=0.1, entropy_bonus=0.0):
   return Knobs(jnp.float32(learning_rate), jnp.float32(entropy_bonus))
 
 
+def host(state):
+  """Without the key, which never changes and is not a number."""
+  return jax.device_get(state._replace(key=None))
+
+
 def step(learner, rules, scheduled=None, state=None):
   """States before and after an update, on the host, and the update."""
   state = learner.init(jax.random.key(0)) if state is None else state
-  before = jax.device_get(state)
+  before = host(state)
   after, update = learner.step(state, rules, scheduled or knobs())
-  return before, jax.device_get(after), jax.device_get(update)
+  return before, host(after), jax.device_get(update)
 
 
 def adam(state):
@@ -417,7 +422,7 @@ def test_recomputed_log_probabilities_are_the_sampled_ones(toy):
   assert update.log_prob_gap == pytest.approx(0.0, abs=1e-6)
 
 
-# ------------------------------------------------------------- Configuration.
+# Configuration.
 
 # Everything matters here: ratios leave the clip, gradients are clipped.
 BUSY = {
@@ -466,7 +471,7 @@ def observed(config):
   state, seen = learner.init(jax.random.key(0)), []
   for index in range(2):
     state, update = learner.step(state, played, learner.config.knobs(index, 2))
-    seen += [jax.device_get(state), jax.device_get(update)]
+    seen += [host(state), jax.device_get(update)]
   seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(seen)]
   return repr((seen, sorted(ASKED.items())))
 
@@ -549,7 +554,7 @@ def test_entropy_bonus_flattens_the_policy(toy):
   assert update.loss == pytest.approx(plain.loss - 0.5 * plain.entropy)
   state = learner.init(jax.random.key(0))
   for _ in range(20):
-    _, state, update = step(learner, played, knobs(0.1, 100.0), state)
+    state, update = learner.step(state, played, knobs(0.1, 100.0))
   assert plain.entropy < update.entropy <= np.log(3) + 1e-6
 
 
@@ -568,7 +573,7 @@ def test_mesh_that_cannot_be_is_told(tasks, devices):
     learner_lib.default_mesh(tasks, devices)
 
 
-# -------------------------------------------------------------------- Played.
+# Played.
 
 
 @pytest.fixture(scope='module')
@@ -702,20 +707,19 @@ def test_every_seed_and_every_step_plays_something_else(run, first):
 
 
 def test_an_agent_alone_learns(run):
-  """On the same tasks, before and after forty updates on others."""
+  """On the same tasks, before and after fifteen updates on others."""
   rules = make_rules(run, 'solo', 180_000)
-  exam = range(1000, 1008)
 
   def score(state):
     returns = []
-    for index in exam:
-      asked = jax.tree.map(jnp.copy, state)._replace(step=jnp.int32(index))
-      returns.append(run.learner.step(asked, rules, knobs())[1].returns)
+    for index in range(1000, 1004):
+      copy = jax.tree.map(jnp.copy, state)._replace(step=jnp.int32(index))
+      returns.append(run.learner.step(copy, rules, knobs())[1].returns)
     return float(np.mean(returns))
 
   state = run.init()
   before = score(state)
-  for _ in range(40):
+  for _ in range(15):
     state, _ = run.learner.step(state, rules, knobs(0.03))
   after = score(state)
-  assert after > before + 0.05, (before, after)
+  assert after > before + 0.08, (before, after)
