@@ -199,8 +199,11 @@ class Software(base.Environment):
     works &= (world.remaining > 0)[None, :]
     if self.conflicts:
       works &= world.changed_ms[None, :] <= turns.start_ms[:, None]
-      first = jnp.argmax(works, axis=0)  # Of several at once, one merges.
-      works &= jnp.arange(agents)[:, None] == first[None, :]
+      # Of several at once, one merges. (A minimum is vectorised on CPUs, an
+      # argmax is not.)
+      seats = jnp.arange(agents)[:, None]
+      first = jnp.min(jnp.where(works, seats, agents), axis=0)
+      works &= seats == first[None, :]
     units = jnp.sum(works, axis=0, dtype=jnp.int32)
     remaining = jnp.maximum(world.remaining - units, 0)
     changed_ms = jnp.where(units > 0, turns.now_ms, world.changed_ms)

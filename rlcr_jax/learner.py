@@ -53,7 +53,7 @@ class RlcrConfig:
   max_grad_norm: float = 1.0
   entropy_bonus: float = 1e-4
   entropy_bonus_final: float = 0.0  # Reached linearly at the last step.
-  chunk_size: int = 128  # C, decisions evaluated at once.
+  chunk_size: int = 64  # C, decisions evaluated at once.
   max_decisions: int = 300  # Buffer size, in decisions per rollout.
 
   def __post_init__(self):

@@ -32,9 +32,10 @@ def run():
 
 @pytest.fixture(scope='module')
 def params(run):
+  """As training leaves them: on its devices, which are not all there are."""
   keys = {'collective': 0, 'solo': 1, 'muted': 2}
   return {
-      arm: run.learner.policy.init(jax.random.key(i)) for arm, i in keys.items()
+      a: run.learner.init(jax.random.key(i)).params for a, i in keys.items()
   }
 
 

@@ -97,7 +97,9 @@ def test_random_draws_every_legal_action_as_often_as_it_says():
   game.act(0, 'work', 0).advance()
   draws = 4000
   keys = jax.random.split(jax.random.key(1), draws)
-  obs = jax.tree.map(lambda x: jnp.stack([x] * draws), game.observe(0))
+  obs = jax.tree.map(
+      lambda x: jnp.broadcast_to(x, (draws, *x.shape)), game.observe(0)
+  )
   action, log_prob = sample_jit(RANDOM, keys, obs)
   legal = jax.vmap(functools.partial(observation.is_legal, COLLECTIVE.verbs))
   assert legal(obs, action).all()
@@ -199,12 +201,8 @@ def test_muted_oracle_takes_what_it_can_do_and_else_reads_what_it_lacks():
   assert choose(ORACLE, game, 1) == ('read', 0)  # To work on 2.
   game.act(1, 'read', 0).act(2, 'work', 1).act(0, 'wait').advance()
   assert choose(ORACLE, game, 1) == ('work', 2)
-  # 1 is in flight, and 2 needs nothing that 0 lacks, for it wrote 0 itself; but
-  # 1 comes later in the order of seats.
+  # Only 2 is left, and the later seat of 1 comes first.
   assert choose(ORACLE, game, 0) == ('wait', 0)
-  game.act(1, 'wait')
-  game.advance()
-  assert choose(ORACLE, game, 0) == ('work', 2)
 
 
 def test_one_with_nothing_to_do_reads_ahead():
