@@ -222,16 +222,36 @@ class Collective:
       that nothing is left to do, `done` is set and nobody is ready. A turn that
       ends at the deadline lands; one that ends later never does.
     """
-    turn = state.turn
     may = may & ~state.done
-    ends = jnp.where(state.busy, turn.end_ms, clock.FOREVER)
+    ends = jnp.where(state.busy, state.turn.end_ms, clock.FOREVER)
     next_ms = jnp.min(ends)
     over = next_ms > rules.deadline_ms
     now_ms = jnp.minimum(next_ms, rules.deadline_ms)
     lands = state.busy & (ends == now_ms) & may & ~over  # [N]
+    before = self.env.progress(task, state.world, state.clock_ms)
+    state = self._land(task, rules, state, lands, now_ms, key)
+    after = self.env.progress(task, state.world, now_ms)
+    finished = self.env.finished(task, state.world)
+    stops = over | finished | (now_ms >= rules.deadline_ms)
+    state = state._replace(
+        clock_ms=jnp.where(may, now_ms, state.clock_ms),
+        done=state.done | (may & stops),
+        progress_ms=jnp.where(
+            may & (after != before), now_ms, state.progress_ms
+        ),
+    )
+    return state, self.ready(state)
+
+  def _land(
+      self, task, rules: Rules, state: CollectiveState, lands, now_ms, key
+  ) -> CollectiveState:
+    """The effects of the turns `lands` [N] on the world and on the team.
+
+    At one instant, work comes first, then messages, dismissals and hires.
+    """
+    turn = state.turn
     acts = lands & turn.legal
     is_verb = lambda name: acts & (turn.verb == self.verb(name))
-
     world, knows, outcome = self.env.land(
         task,
         state.world,
@@ -239,17 +259,16 @@ class Collective:
         state.knows,
         jax.random.fold_in(key, now_ms),
     )
-    letters = channels.Letters(
-        direct=is_verb(TELL),
-        post=is_verb(POST),
-        target=turn.target,
-        peer=turn.peer,
-        symbol=turn.symbol,
-        tokens=turn.output_tokens,
-    )
     mail, knows = channels.land(
         state.mail,
-        letters,
+        channels.Letters(
+            direct=is_verb(TELL),
+            post=is_verb(POST),
+            target=turn.target,
+            peer=turn.peer,
+            symbol=turn.symbol,
+            tokens=turn.output_tokens,
+        ),
         knows,
         state.present,
         self.config.num_symbols,
@@ -259,22 +278,13 @@ class Collective:
     present, hired, fired = roster.land(
         state.present, hires, is_verb(FIRE), turn.peer, rules.team_limit
     )
-    mail = channels.forget(mail, hired)
+    in_world = turn.verb < len(self.env.verbs)
+    effective = acts & jnp.where(in_world, outcome.effective, True)
+    effective &= ~hires | jnp.any(hired)
     arrival = self._onboarding(
         jnp.full_like(turn.start_ms, now_ms), mail.board_tokens
     )
-
-    seen = turn.verb < len(self.env.verbs)
-    effective = jnp.where(seen, outcome.effective, acts)
-    effective &= acts & (~hires | jnp.any(hired))
-    ledger = self._settle(state, lands, effective, fired, now_ms)
-    before = self.env.progress(task, state.world, state.clock_ms)
-    after = self.env.progress(task, world, now_ms)
-    finished = self.env.finished(task, world)
-    state = state._replace(
-        clock_ms=jnp.where(may, now_ms, state.clock_ms),
-        done=state.done
-        | (may & (over | finished | (now_ms >= rules.deadline_ms))),
+    return state._replace(
         world=world,
         knows=knows & ~hired[:, None],
         present=present,
@@ -283,14 +293,10 @@ class Collective:
             lambda new, old: jnp.where(hired, new, old), arrival, turn
         ),
         effective=jnp.where(lands, effective, state.effective) & ~hired,
-        mail=mail,
+        mail=channels.forget(mail, hired),
         peak_team=jnp.maximum(state.peak_team, jnp.sum(present)),
-        progress_ms=jnp.where(
-            may & (after != before), now_ms, state.progress_ms
-        ),
-        ledger=ledger,
+        ledger=self._settle(state, lands, effective, fired, now_ms),
     )
-    return state, self.ready(state)
 
   def _settle(self, state, lands, effective, fired, now_ms) -> Ledger:
     """Books the turns that landed, and those that a dismissal cut short."""

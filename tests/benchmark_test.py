@@ -64,16 +64,22 @@ def test_policy_of_the_benchmark_hires_whenever_it_may(run):
   collective, policy = run.learner.collective, run.learner.policy
   hire_all = benchmark.HireAll(policy)
   params = hire_all.init(jax.random.key(0))
-  task = collective.env.sample_task(jax.random.key(1))
-  obs = []
-  for organisation in ('ceo', 'flat'):
-    rules = run.config.collective.rules(60_000, organisation=organisation)
+
+  @jax.jit
+  @jax.vmap
+  def look(rules):
+    task = collective.env.sample_task(jax.random.key(1))
     state = collective.reset(task, rules, jax.random.key(2))
-    obs.append(collective.observe(task, rules, state, jnp.int32(0)))
-  obs = jax.tree.map(lambda *x: jnp.stack(x), *obs)
+    return collective.observe(task, rules, state, jnp.int32(0))
+
+  rules = (
+      run.config.collective.rules(60_000, organisation=name)
+      for name in ('ceo', 'flat')
+  )
+  obs = look(jax.tree.map(lambda *x: jnp.stack(x), *rules))
   keys = jax.random.split(jax.random.key(3), 2)
-  action, log_prob = hire_all.sample(params, keys, obs)
-  other, _ = policy.sample(params, keys, obs)
+  action, log_prob = jax.jit(hire_all.sample)(params, keys, obs)
+  other, _ = jax.jit(policy.sample)(params, keys, obs)
   assert action.verb[0] == collective.verb(HIRE)
   assert (action.target[0], action.peer[0], action.symbol[0]) == (0, 0, 0)
   for ours, theirs in zip(action, other, strict=True):

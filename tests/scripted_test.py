@@ -205,6 +205,15 @@ def test_muted_oracle_takes_what_it_can_do_and_else_reads_what_it_lacks():
   assert choose(ORACLE, game, 0) == ('wait', 0)
 
 
+def test_muted_oracle_prefers_what_it_can_do_to_what_matters_most():
+  game = after_module_0()
+  below = jnp.array([4, 3, 9, 1], jnp.int32)
+  game.task = game.task._replace(below=below)  # 2 comes first.
+  assert choose(ORACLE, game, 2) == ('work', 1)
+  game.rules = game.rules._replace(free_facts=jnp.asarray(True))
+  assert choose(ORACLE, game, 2) == ('work', 2)
+
+
 def test_one_with_nothing_to_do_reads_ahead():
   game = after_module_0()
   game.act(0, 'work', 2, end_ms=30_000).act(1, 'work', 1, end_ms=30_000)
