@@ -298,7 +298,7 @@ def measure(run: train.Run, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
   """Measures, prints and writes the figures."""
-  result = measure(train.build(cli.CONFIG.value), _REPEATS.value)
+  result = measure(train.build(cli.config()), _REPEATS.value)
   table = Table(title='Benchmark')
   table.add_column('figure')
   table.add_column('value', justify='right')

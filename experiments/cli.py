@@ -1,28 +1,28 @@
 """What the entry points share: flags, errors in one line, the progress bar."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import difflib
 import os
 import pathlib
 import sys
+from typing import Any
 
 from absl import app
 from absl import flags
 from absl import logging
 import jax
+import ml_collections
 from ml_collections import config_flags
 from rich import console as rich_console
 from rich import progress as rich_progress
 from rlcr_jax import checkpoints
+from rlcr_jax import config as config_lib
 from rlcr_jax import decisions
 from rlcr_jax import train
 
-CONFIG = config_flags.DEFINE_config_file(
-    'config',
-    'experiments/configs/default.py',
-    'Configuration file; override fields with --config.FIELD=VALUE.',
-    lock_config=True,
-)
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+
+_DEFAULT_CONFIG = 'experiments/configs/default.py'
 
 CONSOLE = rich_console.Console(stderr=True)
 
@@ -57,20 +57,62 @@ def run(main: Callable[[], int | None]) -> None:
   app.run(guarded, flags_parser=_parse)
 
 
+def config() -> ml_collections.ConfigDict:
+  """The value of --config with its overrides.
+
+  Raises:
+    ValueError: if the file cannot be loaded.
+  """
+  try:
+    flags.FLAGS.config.keys()
+  except OSError as error:
+    raise ValueError(_one_line(error)) from error
+  return flags.FLAGS.config
+
+
 def _parse(argv: Sequence[str]) -> list[str]:
   """Flags, with a config's unknown fields and wrong types in one line."""
   try:
+    # Defined here and not at import, because it reads the command line.
+    config_flags.DEFINE_config_file(
+        'config',
+        _DEFAULT_CONFIG,
+        'Configuration file; override fields with --config.FIELD=VALUE.',
+        lock_config=True,
+    )
     return flags.FLAGS(list(argv))
-  except (
-      flags.Error,
-      AttributeError,
-      KeyError,
-      TypeError,
-      ValueError,
-      FileNotFoundError,
-  ) as error:
-    text = ' '.join(str(error).split())
-    sys.exit(_fail(f'{text} (see --helpfull)', 2))
+  except (AttributeError, KeyError) as error:
+    sys.exit(_fail(_unknown_field(argv) or _one_line(error), 2))
+  except (flags.Error, TypeError, ValueError, FileNotFoundError) as error:
+    sys.exit(_fail(f'{_one_line(error)} (see --helpfull)', 2))
+
+
+def _one_line(error: Exception) -> str:
+  return ' '.join(str(error).split())
+
+
+def _unknown_field(argv: Sequence[str]) -> str | None:
+  """Which override names no field of a configuration, and what is near it."""
+  known = list(_paths(config_lib.defaults().to_dict()))
+  for arg in argv:
+    name, _, value = arg.lstrip('-').partition('=')
+    path = name.removeprefix('config.')
+    if path != name and path not in known:
+      near = difflib.get_close_matches(path, known, n=3, cutoff=0.0)
+      return (
+          f'config.{path}={value!r} is not allowed: there is no such field.'
+          f' Near it are {", ".join(near)}; config.json lists all.'
+      )
+  return None
+
+
+def _paths(fields: dict[str, Any], prefix: str = '') -> Iterator[str]:
+  """Dotted names of all leaves."""
+  for name, value in fields.items():
+    if isinstance(value, dict):
+      yield from _paths(value, f'{prefix}{name}.')
+    else:
+      yield prefix + name
 
 
 def _fail(text: str, status: int) -> int:

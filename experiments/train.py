@@ -15,7 +15,7 @@ from rlcr_jax import train
 
 def main() -> None:
   """Trains, evaluates, and writes the report."""
-  config, workdir = cli.CONFIG.value, cli.require_workdir()
+  config, workdir = cli.config(), cli.require_workdir()
   train.claim_workdir(train.checked(config), workdir)
   done = workdir / 'DONE'
   if done.exists():

@@ -592,6 +592,16 @@ def first(run):
   return step(run.learner, make_rules(run), knobs(0.01, 0.02), run.init())
 
 
+def assert_same_rollouts(left, right):
+  for name, a, b in zip(left._fields, left, right, strict=True):
+    if name == 'iterations':  # Of the loop, which serves other chunks.
+      continue
+    if np.issubdtype(a.dtype, np.integer):
+      np.testing.assert_array_equal(a, b)
+    else:  # Another program may round a fraction of tests in another way.
+      np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 @pytest.mark.parametrize('chunk_size, devices', [(128, 2), (1000, 4)])
 def test_same_rollouts_and_gradient_for_any_chunks_and_devices(
     run, first, chunk_size, devices
@@ -606,9 +616,7 @@ def test_same_rollouts_and_gradient_for_any_chunks_and_devices(
   state = other.init(jax.random.key(run.config.run.seed))
   before, after, update = step(other, make_rules(run), knobs(0.01, 0.02), state)
   assert_equal(before.params, first[0].params)
-  rollouts = lambda update: update.rollouts._replace(iterations=0)
-  assert_equal(rollouts(update), rollouts(first[2]))
-  assert_equal(update.returns, first[2].returns)
+  assert_same_rollouts(update.rollouts, first[2].rollouts)
   assert_close(gradient(other, after), gradient(run.learner, first[1]), 1e-4)
   for name in ('loss', 'entropy', 'grad_norm', 'informative'):
     assert_close(getattr(update, name), getattr(first[2], name), 1e-4)
@@ -630,7 +638,7 @@ def record(run, first):
   rollouts, buffer = jax.jit(play)(
       first[0].params, key, jnp.arange(config.tasks), make_rules(run)
   )
-  assert_equal(rollouts, first[2].rollouts)
+  assert_same_rollouts(rollouts, first[2].rollouts)
   return jax.tree.map(lambda x: x[: int(buffer.count)], buffer.rows)
 
 

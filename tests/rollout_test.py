@@ -149,7 +149,7 @@ def of_one(table, number):
 def test_the_sample_is_worth_looking_at():
   for policy in (RECORDER, NETWORK):
     rollouts, table = played(policy)
-    assert rollouts.decisions > 1000
+    assert rollouts.decisions > 800
     assert (rollouts.turns.sum(axis=0) > 0).all()  # Every verb occurs,
     assert (rollouts.effective.sum(axis=0) > 0).all()  # and does something.
     assert rollouts.turns[:, VERBS.index('fire')].sum() > 10

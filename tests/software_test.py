@@ -120,6 +120,13 @@ def test_a_known_fact_is_shown_and_blocks_no_more():
   assert column['blocks_me'] == [0, 0, 0, 0]
 
 
+def test_the_fact_of_a_module_is_wanted_until_what_needs_it_is_finished():
+  view = ENV.view(TASK, world(0, 0, 2, 1), facts())
+  column = dict(zip(ENV.feature_names, view.features.T.tolist(), strict=True))
+  assert column['wanted'] == [0, 1, 0, 0]
+  assert column['blocks_me'] == [0, 0, 0, 0]  # 2 is unfinished, so 3 is shut.
+
+
 def test_priority_is_the_heaviest_path_below_then_tests_per_unit():
   def order(task):
     view = ENV.view(task, world(2, 1, 3, 1), facts())

@@ -230,15 +230,32 @@ def test_permuting_the_targets_permutes_the_answer(scene):
   assert abs(np.exp(wrong[0]) - np.exp(old[0])).max() > 0.01
 
 
+def with_relations(needs, needed_by):
+  """Parameters of given attention biases to what one needs and is needed by."""
+
+  def change(path, x):
+    if 'relation' not in jax.tree_util.keystr(path):
+      return x
+    return jnp.array([[needs] * CONFIG.heads, [needed_by] * CONFIG.heads])
+
+  return jax.tree_util.tree_map_with_path(change, get_params())
+
+
 def test_relations_matter_in_both_directions():
   obs = repeat(worker(), len(all_actions().verb))
-  reference, _ = score(obs, all_actions())
-  for relations in (
-      obs.relations & False,
-      jnp.swapaxes(obs.relations, 1, 2),
-  ):
-    other, _ = score(obs._replace(relations=relations), all_actions())
-    assert abs(np.exp(other) - np.exp(reference)).max() > 1e-3
+  turned = obs._replace(relations=jnp.swapaxes(obs.relations, 1, 2))
+  answer = lambda obs, *biases: log_prob_jit(
+      POLICY, with_relations(*biases), obs, all_actions()
+  )[0]
+  distance = lambda x, y: abs(np.exp(x) - np.exp(y)).max()
+  forwards, backwards = answer(obs, 3.0, 0.0), answer(obs, 0.0, 3.0)
+  nothing = answer(obs, 0.0, 0.0)
+  assert distance(forwards, nothing) > 1e-3
+  assert distance(backwards, nothing) > 1e-3
+  assert distance(forwards, backwards) > 1e-3
+  np.testing.assert_allclose(answer(turned, 0.0, 3.0), forwards, rtol=1e-4)
+  blank = obs._replace(relations=obs.relations & False)
+  np.testing.assert_allclose(answer(blank, 3.0, 3.0), nothing, rtol=1e-4)
 
 
 def test_padding_peers_do_not_matter():
