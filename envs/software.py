@@ -235,13 +235,15 @@ class Software(base.Environment):
 
     At most `num_agents * (limit_ms // turn_ms)` units can land, and of each
     module only those for which time is left after its heaviest path of
-    dependencies. Filling the turns with the units of most tests first can only
-    overestimate.
+    dependencies; one unit per turn, or one per agent where conflicts are off.
+    Filling the turns with the units of most tests first can only overestimate.
     """
     unit_ms = turn_ms[WORK]
     turns = limit_ms // unit_ms
-    before = task.above - task.effort  # [M], units that must land first.
-    possible = jnp.clip(turns - before, 0, task.effort)
+    at_once = 1 if self.conflicts else num_agents
+    need = -(-task.effort // at_once)  # [M], turns that a module takes.
+    path = _heaviest_path(task.depends, need, self.depth)  # [M], its end.
+    possible = jnp.clip((turns - path + need) * at_once, 0, task.effort)
     per_unit = task.tests // task.effort
     order = jnp.argsort(-per_unit)
     possible = possible[order]
@@ -250,7 +252,7 @@ class Software(base.Environment):
     return base.Bounds(
         progress=(passed / jnp.sum(task.tests)).astype(jnp.float32),
         serial_ms=jnp.sum(task.effort) * unit_ms,
-        critical_path_ms=jnp.max(task.below) * unit_ms,
+        critical_path_ms=jnp.max(path) * unit_ms,
     )
 
   def describe(self, task: Task) -> str:

@@ -61,12 +61,13 @@ class LatencyModel:
         + context_tokens * (1000.0 / self.prefill_tokens_per_s)
         + tool_ms
     )
-    # A thousandth of a quantum forgives float32 rounding just above a quantum.
-    quanta = jnp.ceil(ms / self.quantum_ms - 1e-3).astype(jnp.int32)
+    # A tenth of a millisecond forgives float32 rounding just above a quantum.
+    quanta = jnp.ceil((ms - 0.1) / self.quantum_ms).astype(jnp.int32)
     return jnp.maximum(quanta, 1) * self.quantum_ms
 
   def shortest_ms(self, median: float, tool_ms: int) -> int:
     """The shortest duration that `sample_tokens` and `duration_ms` can give."""
-    fewest = max(round(median * math.exp(-_CLIP * self.spread)), 1)
+    # A millionth less, so that rounding at a half cannot exceed float32's.
+    fewest = max(round(median * math.exp(-_CLIP * self.spread) * (1 - 1e-6)), 1)
     with jax.ensure_compile_time_eval():
       return int(self.duration_ms(fewest, 0, tool_ms))

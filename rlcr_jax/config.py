@@ -100,6 +100,29 @@ def defaults(env_name: str = 'software') -> ml_collections.ConfigDict:
   return config
 
 
+def _build(section: str, values: dict[str, Any]) -> Any:
+  cls = _SECTIONS[section]
+  return cls(**_typed(cls, f'{section}.', values))
+
+
+def _typed(
+    cls: type[Any], prefix: str, values: dict[str, Any]
+) -> dict[str, Any]:
+  """The same values, if all are fields of a dataclass and of their types.
+
+  A field's type is that of its default; a whole number does for a fraction.
+  """
+  defaults_of = _fields(cls)
+  for name, value in values.items():
+    field = prefix + name
+    known = name in defaults_of
+    require(known, field, value, f'a field: one of {sorted(defaults_of)}')
+    wanted = type(defaults_of[name])
+    fits = type(value) is wanted or (wanted, type(value)) == (float, int)
+    require(fits, field, value, f'of type {wanted.__name__}')
+  return values
+
+
 def resolve(config: ml_collections.ConfigDict) -> Resolved:
   """Validates a configuration.
 
@@ -107,20 +130,21 @@ def resolve(config: ml_collections.ConfigDict) -> Resolved:
     ValueError: naming the field, its value and what is allowed.
   """
   fields = config.to_dict()
-  env = dict(fields.pop('env'))
-  policy = dict(fields.pop('policy'))
-  name = policy.pop('name')
-  require(name == 'transformer', 'policy.name', name, "'transformer'")
-  sections = {
-      section: cls(**fields.pop(section))
-      for section, cls in _SECTIONS.items()
-      if section != 'policy'
-  }
+  own = set(_SECTIONS) | {'env'}
+  sections = {name: fields.pop(name, None) for name in own}
+  for name, section in sections.items():
+    require(isinstance(section, dict), name, section, 'a section of fields')
+  env, policy = dict(sections.pop('env')), dict(sections.pop('policy'))
+  env_name, policy_name = env.pop('name', None), policy.pop('name', None)
+  require(
+      policy_name == 'transformer', 'policy.name', policy_name, 'transformer'
+  )
+  made = registry.make(env_name)
   resolved = Resolved(
-      env=registry.make(env.pop('name'), **env),
-      policy=transformer.TransformerConfig(**policy),
-      run=RunConfig(**fields),
-      **sections,
+      env=registry.make(env_name, **_typed(type(made), 'env.', env)),
+      policy=_build('policy', policy),
+      run=RunConfig(**_typed(RunConfig, '', fields)),
+      **{name: _build(name, section) for name, section in sections.items()},
   )
   _check_together(resolved)
   return resolved

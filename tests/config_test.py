@@ -152,10 +152,17 @@ def test_a_deadline_shorter_than_any_action_is_told():
 
 
 @pytest.mark.parametrize(
-    'name', ['stps', 'rlcr.tsks', 'env.modules', 'policy.depth', 'nothing.x']
+    'name, told',
+    [
+        ('stps', 'stps=1'),
+        ('rlcr.tsks', 'rlcr.tsks=1'),
+        ('env.modules', 'env.modules=1'),
+        ('policy.depth', 'policy.depth=1'),
+        ('nothing.x', 'nothing='),
+    ],
 )
-def test_an_unknown_field_is_told(name):
-  with pytest.raises(ValueError, match=name.replace('.', r'\.')):
+def test_an_unknown_field_is_told(name, told):
+  with pytest.raises(ValueError, match=told.replace('.', r'\.')):
     config_lib.resolve(changed(**{name.replace('.', '__'): 1}))
 
 

@@ -29,9 +29,9 @@ TOKEN_MS = 10  # Of reading it and of writing it.
 # Every organisation, with and without channels and privileges; two deadlines
 # are no whole number of seconds.
 KINDS = (
-    COLLECTIVE.config.rules(40_000),
+    COLLECTIVE.config.rules(60_000),
     COLLECTIVE.config.rules(40_000, organisation='flat'),
-    COLLECTIVE.config.rules(30_500),
+    COLLECTIVE.config.rules(45_500),
     COLLECTIVE.config.rules(25_000, organisation='solo'),
     COLLECTIVE.config.rules(20_000, organisation='flat', direct=False),
     COLLECTIVE.config.rules(
@@ -41,16 +41,28 @@ KINDS = (
 RULES = by_hand.batch_rules(KINDS * 6)
 BATCH = len(RULES.deadline_ms)
 CAPACITY = 2000
-GRID_MS = jnp.arange(0, 44_000, 4000)
+GRID_MS = jnp.arange(0, 64_000, 4000)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(scripted.RandomPolicy):
-  """Uniformly random; instead of a log-probability, a draw from its key."""
+  """Random, with a restless chief.
+
+  Instead of a log-probability it gives a draw from the decision's key.
+  """
 
   def sample(self, params, keys, obs):
     action, _ = super().sample(params, keys, obs)
-    return action, jax.vmap(jax.random.normal)(keys)
+    draws = jax.vmap(jax.random.normal)(keys)
+    hire, fire = COLLECTIVE.verb('hire'), COLLECTIVE.verb('fire')
+    hires = obs.legal_verb[:, hire] & (draws < -0.5)
+    fires = obs.legal_verb[:, fire] & (draws > 0.5)
+    someone = jax.vmap(lambda key, legal: jax.random.uniform(key, legal.shape))
+    whom = jnp.argmax(someone(keys, obs.legal_peer) * obs.legal_peer, axis=1)
+    action = jax.tree.map(lambda x: jnp.where(hires | fires, 0, x), action)
+    verb = jnp.where(hires, hire, jnp.where(fires, fire, action.verb))
+    peer = jnp.where(fires, whom.astype(jnp.int32), action.peer)
+    return action._replace(verb=verb, peer=peer), draws
 
 
 RECORDER = Recorder(COLLECTIVE)
@@ -152,9 +164,10 @@ def test_the_sample_is_worth_looking_at():
     assert rollouts.decisions > 800
     assert (rollouts.turns.sum(axis=0) > 0).all()  # Every verb occurs,
     assert (rollouts.effective.sum(axis=0) > 0).all()  # and does something.
-    assert rollouts.turns[:, VERBS.index('fire')].sum() > 10
     # More agents are free at once than fit into a chunk.
     assert np.unique(table.start_ms, return_counts=True)[1].max() > 32
+  turns = [turn for number in range(BATCH) for turn in turns_of(number)]
+  assert sum(is_cut(turn) for turn in turns) > 10
 
 
 def test_same_seed_same_rollouts():
@@ -190,7 +203,7 @@ def test_the_packed_loop_equals_the_dense_scan():
   tasks, keys = inputs()
   states = jax.jit(
       lambda: benchmark.play_dense(
-          COLLECTIVE, RECORDER, (), tasks, RULES, keys, ticks=40
+          COLLECTIVE, RECORDER, (), tasks, RULES, keys, ticks=60
       )
   )()
   packed = played().rollouts
@@ -298,17 +311,15 @@ def up_to_seconds(ms):
   return -(-ms // 1000) * 1000
 
 
+@functools.cache
 def turns_of(number):
   """All turns of a rollout, in the order of agents and time."""
   rollouts, table = played()
   pick = of_one(table, number)
-  unread = pick.observation.me[:, observation.MY_FEATURES.index('unread')]
-  # The feature is log(1 + tokens / 100) / 3.
-  unread = np.rint(100 * np.expm1(3 * unread.astype(float))).astype(int)
   found = []
-  for i in range(len(pick.agent)):
+  for i, unread in enumerate(unread_of(pick)):
     spec = COLLECTIVE.verbs[pick.action.verb[i]]
-    ms = TOKEN_MS * int(pick.output_tokens[i] + unread[i]) + spec.tool_ms
+    ms = TOKEN_MS * int(pick.output_tokens[i] + unread) + spec.tool_ms
     start_ms = int(pick.start_ms[i])
     found.append(
         Turn(
@@ -324,8 +335,15 @@ def turns_of(number):
   return cut_short(found)
 
 
+def unread_of(decisions):
+  """Tokens that were new to whom decided; the feature is log(1 + x / 100) / 3."""
+  column = observation.MY_FEATURES.index('unread')
+  unread = decisions.observation.me[:, column].astype(float)
+  return np.rint(100 * np.expm1(3 * unread)).astype(int)
+
+
 def cut_short(turns):
-  """Turns that a dismissal ended; only the chief's own are never cut."""
+  """Turns, some of which a dismissal ended."""
   fires = [t for t in turns if t.verb == 'fire' and lands(t)]
   cut = []
   for turn in turns:
@@ -342,48 +360,86 @@ def lands(turn):
   return turn.end_ms <= turn.stop_ms
 
 
-def expected_starts(number, turns):
-  """For every seat, the spans [(arrival, end)] in which it is at work."""
-  limit = int(RULES.team_limit[number])
-  start = int(RULES.team_start[number])
+def is_cut(turn):
+  return not lands(turn) and turn.stop_ms < int(played().rollouts.time_ms.max())
+
+
+class Employment(NamedTuple):
+  """A seat and the time that one agent spends on it."""
+
+  seat: int
+  hired_ms: int
+  ready_ms: int  # It has read the task and the board.
+  end_ms: int  # It is fired, or the clock stops.
+
+
+def employments(number):
+  """Who is there when, worked out from the chief's turns that land."""
+  turns = turns_of(number)
   stop_ms = int(played().rollouts.time_ms[number])
   reading = lambda tokens: up_to_seconds(TOKEN_MS * tokens)
   posts = [t for t in turns if t.verb == 'post' and lands(t)]
-  spans = {seat: [[reading(300), stop_ms]] for seat in range(start)}
-  present = set(range(start))
+  jobs = [
+      Employment(seat, 0, reading(300), stop_ms)
+      for seat in range(RULES.team_start[number])
+  ]
+  present = {job.seat: i for i, job in enumerate(jobs)}
   moves = [t for t in turns if t.verb in ('hire', 'fire') and lands(t)]
   for turn in sorted(moves, key=lambda t: t.end_ms):
-    now = turn.end_ms
+    now_ms = turn.end_ms
     if turn.verb == 'fire':
-      present.remove(turn.whom)
-      spans[turn.whom][-1][1] = now
-    elif len(present) < limit:
-      seat = min(set(range(4)) - present)
-      present.add(seat)
-      board = sum(t.tokens for t in posts if t.end_ms <= now)
-      arrival = now + reading(300 + board)
-      spans.setdefault(seat, []).append([arrival, stop_ms])
-  return spans
+      job = present.pop(turn.whom)
+      jobs[job] = jobs[job]._replace(end_ms=now_ms)
+    elif len(present) < RULES.team_limit[number]:
+      seat = min(set(range(COLLECTIVE.num_agents)) - set(present))
+      present[seat] = len(jobs)
+      board = sum(t.tokens for t in posts if t.end_ms <= now_ms)
+      ready_ms = now_ms + reading(300 + board)
+      jobs.append(Employment(seat, now_ms, ready_ms, stop_ms))
+  return jobs
 
 
-@pytest.mark.parametrize('number', range(2 * len(KINDS)))
+def turns_during(job, number):
+  return [
+      turn
+      for turn in turns_of(number)
+      if turn.agent == job.seat and job.ready_ms <= turn.start_ms < job.end_ms
+  ]
+
+
+@pytest.mark.parametrize('number', range(BATCH))
 def test_every_agent_is_always_at_exactly_one_turn(number):
+  begun = 0
+  for job in employments(number):
+    free_ms = job.ready_ms
+    for turn in turns_during(job, number):
+      assert turn.start_ms == free_ms
+      free_ms = turn.end_ms
+      begun += 1
+    assert free_ms >= job.end_ms  # Nobody idles until the end.
+  assert begun == len(turns_of(number))  # And nobody acts at any other time.
+
+
+@pytest.mark.parametrize('number', range(BATCH))
+def test_everybody_reads_every_message_once(number):
   turns = turns_of(number)
-  spans = expected_starts(number, turns)
-  begun = {}
-  for seat, times in spans.items():
-    for arrival, end in times:
-      free = arrival
-      for turn in turns:
-        if turn.agent == seat and arrival <= turn.start_ms < end:
-          assert turn.start_ms == free
-          free = turn.end_ms
-          begun[turn] = True
-      assert free >= end  # Nobody idles until the end.
-  assert len(begun) == len(turns)  # And nobody acts at any other time.
+  letters = [t for t in turns if t.verb in ('tell', 'post') and lands(t)]
+  unread = dict(zip(turns, unread_of(of_one(played().decisions, number))))
+  for job in employments(number):
+    since_ms = job.hired_ms
+    for turn in turns_during(job, number):
+      news = sum(
+          letter.tokens
+          for letter in letters
+          if since_ms < letter.end_ms <= turn.start_ms
+          and letter.agent != job.seat
+          and (letter.verb == 'post' or letter.whom == job.seat)
+      )
+      assert unread[turn] == news
+      since_ms = turn.start_ms
 
 
-@pytest.mark.parametrize('number', range(2 * len(KINDS)))
+@pytest.mark.parametrize('number', range(BATCH))
 def test_turns_add_up(number):
   rollouts, _ = played()
   turns = turns_of(number)
@@ -396,7 +452,7 @@ def test_turns_add_up(number):
     assert effective[VERBS.index(verb)] == landed[VERBS.index(verb)]
 
 
-@pytest.mark.parametrize('number', range(2 * len(KINDS)))
+@pytest.mark.parametrize('number', range(BATCH))
 def test_tokens_add_up(number):
   rollouts, _ = played()
   turns = turns_of(number)
