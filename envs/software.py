@@ -204,6 +204,9 @@ class Software(base.Environment):
       seats = jnp.arange(agents)[:, None]
       first = jnp.min(jnp.where(works, seats, agents), axis=0)
       works &= seats == first[None, :]
+    else:  # Of more units than are left, only those left are of use.
+      before = jnp.cumsum(works, axis=0) - works
+      works &= before < world.remaining[None, :]
     units = jnp.sum(works, axis=0, dtype=jnp.int32)
     remaining = jnp.maximum(world.remaining - units, 0)
     changed_ms = jnp.where(units > 0, turns.now_ms, world.changed_ms)

@@ -114,8 +114,10 @@ def _typed(
   """
   defaults_of = _fields(cls)
   for name, value in values.items():
-    field = prefix + name
     known = name in defaults_of
+    field = prefix + name
+    if not known and isinstance(value, dict) and value:
+      field, value = f'{field}.{next(iter(value))}', next(iter(value.values()))
     require(known, field, value, f'a field: one of {sorted(defaults_of)}')
     wanted = type(defaults_of[name])
     fits = type(value) is wanted or (wanted, type(value)) == (float, int)
@@ -136,9 +138,8 @@ def resolve(config: ml_collections.ConfigDict) -> Resolved:
     require(isinstance(section, dict), name, section, 'a section of fields')
   env, policy = dict(sections.pop('env')), dict(sections.pop('policy'))
   env_name, policy_name = env.pop('name', None), policy.pop('name', None)
-  require(
-      policy_name == 'transformer', 'policy.name', policy_name, 'transformer'
-  )
+  known = policy_name == 'transformer'
+  require(known, 'policy.name', policy_name, "'transformer'")
   made = registry.make(env_name)
   resolved = Resolved(
       env=registry.make(env_name, **_typed(type(made), 'env.', env)),

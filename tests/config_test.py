@@ -86,7 +86,7 @@ def test_the_only_value_is_the_only_one_allowed(name):
   with pytest.raises(ValueError) as told:
     config_lib.resolve(changed(**{name.replace('.', '__'): 'other'}))
   assert f"{name}='other' is not allowed" in str(told.value)
-  assert repr(LEAVES[name]) in str(told.value)
+  assert LEAVES[name] in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_only_value_is_the_only_one_allowed(name):
         ('checkpoint_every', 0, '>= 1'),
         ('seed', -1, '>= 0'),
         ('num_devices', -1, '>= 0'),
-        ('env.name', 'chess', "'software'"),
+        ('env.name', 'chess', 'software'),
         ('env.num_modules', 0, '>= 1'),
         ('env.width', 99, 'from 1 to num_modules='),
         ('env.coupling', 1.5, 'from 0 to 1'),
@@ -113,7 +113,7 @@ def test_the_only_value_is_the_only_one_allowed(name):
         ('deadline.ramp', 1.5, 'from 0 to 1'),
         ('rlcr.group_size', 1, '>= 2'),
         ('rlcr.clip', float('nan'), '> 0'),
-        ('policy.name', 'llm', "'transformer'"),
+        ('policy.name', 'llm', 'transformer'),
         ('policy.heads', 3, 'a divisor of policy.width='),
         ('evaluation.num_tasks', 1, '>= 2'),
         ('evaluation.deadlines', 1, '>= 2'),
