@@ -32,7 +32,6 @@ _TOLD = (
     FileNotFoundError,
     train.NonFiniteError,
     decisions.BufferFullError,
-    checkpoints.CheckpointError,
 )
 
 
@@ -51,6 +50,9 @@ def run(main: Callable[[], int | None]) -> None:
       logging.set_verbosity(logging.WARNING)  # Orbax tells much at INFO.
     try:
       return main()
+    except checkpoints.CheckpointError as error:
+      # At once: Orbax's threads would print their own troubles on the way out.
+      os._exit(_fail(str(error), 1))
     except _TOLD as error:
       return _fail(str(error), 1)
 
@@ -88,7 +90,10 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def _one_line(error: Exception) -> str:
-  return ' '.join(str(error).split())
+  text = str(error).strip()
+  if 'Traceback' in text:  # Of a configuration file; the last line says why.
+    text = text.splitlines()[-1]
+  return ' '.join(text.split())
 
 
 def _unknown_field(argv: Sequence[str]) -> str | None:

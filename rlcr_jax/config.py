@@ -40,7 +40,7 @@ class RunConfig:
   """How long, how often, and which baselines are trained beside."""
 
   seed: int = 0
-  steps: int = 500  # Updates.
+  steps: int = 300  # Updates.
   checkpoint_every: int = 25  # Updates between full-state checkpoints.
   num_devices: int = 0  # 0: as many as divide rlcr.tasks.
   train_solo: bool = True  # Baseline: one agent, as many updates.
@@ -116,8 +116,6 @@ def _typed(
   for name, value in values.items():
     known = name in defaults_of
     field = prefix + name
-    if not known and isinstance(value, dict) and value:
-      field, value = f'{field}.{next(iter(value))}', next(iter(value.values()))
     require(known, field, value, f'a field: one of {sorted(defaults_of)}')
     wanted = type(defaults_of[name])
     fits = type(value) is wanted or (wanted, type(value)) == (float, int)

@@ -56,7 +56,8 @@ class Evaluator:
 
   def __init__(self, run: train.Run, params: dict[str, Any]):
     """Takes trained parameters by arm; modes without theirs are left out."""
-    self.run, self.params = run, {None: ()} | params
+    # On the host: evaluation may use more devices than training did.
+    self.run, self.params = run, {None: ()} | jax.device_get(params)
     collective = run.learner.collective
     hires = run.config.collective.max_hires
     self.policies: dict[str, Policy] = {

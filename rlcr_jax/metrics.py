@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import pathlib
 from typing import Any
 
@@ -122,8 +123,9 @@ class MetricsWriter:
 
   def write(self, row: dict[str, Any]) -> None:
     """Appends one update."""
-    self.rows.append(row)
-    self._lines.write(files.dumps(row) + '\n')
+    line = files.dumps(row)
+    self.rows.append(json.loads(line))  # As a resumed run will read it.
+    self._lines.write(line + '\n')
     self._lines.flush()
     for name, value in row.items():
       if name != 'step' and np.isfinite(value):

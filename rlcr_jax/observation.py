@@ -189,7 +189,10 @@ def _legal_targets(verbs, env_legal, rules: Rules, subjects) -> chex.Array:
   talks = {TELL: subjects & rules.direct, POST: subjects & rules.board}
   nothing = jnp.zeros_like(subjects)
   rows = [talks.get(v.name, nothing) for v in verbs[own:]]
-  return jnp.concatenate([env_legal, jnp.stack(rows)])
+  # As integers: XLA's CPU back end cannot concatenate bytes of every size
+  # ("LLVM ERROR: Cannot select", jaxlib 0.10.2).
+  parts = [env_legal.astype(jnp.int32), jnp.stack(rows).astype(jnp.int32)]
+  return jnp.concatenate(parts) > 0
 
 
 def _legal_verbs(verbs, legal_target, rules: Rules, state, agent) -> chex.Array:

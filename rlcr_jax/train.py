@@ -97,7 +97,7 @@ def checked(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   Raises:
     ValueError: naming the field, its value and what is allowed.
   """
-  config_lib.resolve(config)
+  build(config)
   return config
 
 
@@ -110,8 +110,13 @@ def claim_workdir(
     WorkdirError: naming the fields that differ. Nothing is overwritten.
   """
   path = workdir / 'config.json'
+  if workdir.exists() and not workdir.is_dir():
+    raise WorkdirError(
+        f'workdir={str(workdir)!r} is not allowed: it must be a folder.'
+    )
   if not path.exists():
-    other = [p.name for p in workdir.glob('*')] if workdir.exists() else []
+    # A kill while a file is written leaves its draft, a hidden file.
+    other = [p.name for p in workdir.glob('[!.]*')]
     if other:
       raise WorkdirError(
           f'workdir={str(workdir)!r} is not allowed: it must be empty or hold a'

@@ -194,6 +194,9 @@ def with_verb(**changes):
   return property(lambda self: (work, read._replace(**changes)))
 
 
+IDLE = [verb._replace(acts_on_environment=False) for verb in Software().verbs]
+
+
 def text_without_a_module(self, task):
   return self.usual('describe', task).rsplit('\n', 1)[0]
 
@@ -246,6 +249,7 @@ FAULTS = [
     ('verbs', with_verb(takes_symbol=True), 'verbs: read: takes_symbol=True'),
     ('verbs', with_verb(output_tokens=0), 'verbs: read: output_tokens=0'),
     ('verbs', with_verb(tool_ms=1.5), 'verbs: read: tool_ms=1.5'),
+    ('verbs', property(lambda self: IDLE), 'verbs: none acts on the'),
     ('verbs', property(lambda self: ()), 'verbs: names double'),
     ('feature_names', COLUMNS[::-1], 'static.*: feature_names must begin'),
     ('feature_names', COLUMNS + COLUMNS[-1:], 'static.*: .*without doubles'),
