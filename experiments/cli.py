@@ -1,5 +1,6 @@
 """What the entry points share: flags, errors in one line, the progress bar."""
 
+import atexit
 from collections.abc import Callable, Iterator, Sequence
 import difflib
 import os
@@ -51,8 +52,9 @@ def run(main: Callable[[], int | None]) -> None:
     try:
       return main()
     except checkpoints.CheckpointError as error:
-      # At once: Orbax's threads would print their own troubles on the way out.
-      os._exit(_fail(str(error), 1))
+      # Orbax's threads would print their own troubles on the way out.
+      atexit.register(_silence)
+      return _fail(str(error), 1)
     except _TOLD as error:
       return _fail(str(error), 1)
 
@@ -118,6 +120,10 @@ def _paths(fields: dict[str, Any], prefix: str = '') -> Iterator[str]:
       yield from _paths(value, f'{prefix}{name}.')
     else:
       yield prefix + name
+
+
+def _silence() -> None:
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())
 
 
 def _fail(text: str, status: int) -> int:
