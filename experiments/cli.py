@@ -1,6 +1,5 @@
 """What the entry points share: flags, errors in one line, the progress bar."""
 
-import atexit
 from collections.abc import Callable, Iterator, Sequence
 import difflib
 import os
@@ -52,9 +51,9 @@ def run(main: Callable[[], int | None]) -> None:
     try:
       return main()
     except checkpoints.CheckpointError as error:
-      # Orbax's threads would print their own troubles on the way out.
-      atexit.register(_silence)
-      return _fail(str(error), 1)
+      status = _fail(str(error), 1)
+      _silence()  # Orbax's threads would now print their own troubles.
+      return status
     except _TOLD as error:
       return _fail(str(error), 1)
 
