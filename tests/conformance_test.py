@@ -74,7 +74,7 @@ def falling(self, *args):
 
 
 def drifting(self, task, world, now_ms):
-  return share(self, task, world, now_ms) * 1e6 / (1e6 + now_ms)
+  return share(self, task, world, now_ms) * jnp.exp(-now_ms / 4000)
 
 
 def lands_always(self, task, world, turns, knows, key):
@@ -130,6 +130,12 @@ def transposed(self, *args):
 def permissive(self, *args):
   view = self.usual('view', *args)
   return view._replace(legal=view.legal.at[0].set(view.features[:, 0] > 0))
+
+
+def half_open(self, *args):
+  view = self.usual('view', *args)
+  ajar = jnp.maximum(view.features[:, 0], 0.5)
+  return view._replace(features=view.features.at[:, 0].set(ajar))
 
 
 def branches(self, task, world, knows):
@@ -234,6 +240,7 @@ FAULTS = [
     ('view', half_precision, "types.*'view'.*features is float16"),
     ('view', transposed, r"types.*'view'.*legal is bool\[4, 2\], not bool\[2"),
     ('view', permissive, 'features say what is legal: .* the first verb must'),
+    ('view', half_open, 'features say what is legal: .* the first verb must'),
     ('view', branches, 'types.*Attempted boolean conversion of traced'),
     ('bounds', peeks_at_tracers, r"under jit, \['bounds'\]"),
     ('bounds', low_bound, 'bounds: .* agents have progress .* above the bound'),

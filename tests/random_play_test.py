@@ -75,7 +75,10 @@ def test_turns_tie_overlap_wait_and_last_longer(plays):
 def test_a_crowd_does_the_same_at_once(plays):
   first = plays[4, True][0].turns
   assert first.lands.all()
-  assert len(np.unique(first.verb)) == len(np.unique(first.target)) == 1
+  legal = plays[4, True][0].before.views.legal[0]
+  verb, target = np.argwhere(legal)[0]
+  assert first.verb.tolist() == [verb] * 4
+  assert first.target.tolist() == [target] * 4
 
 
 def test_a_crowd_of_one_that_need_not_read_takes_the_serial_time(plays):
