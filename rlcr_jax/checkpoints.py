@@ -1,6 +1,10 @@
 """Full-state checkpoints: parameters, optimiser, step and key."""
 
+import contextlib
+import gc
 import pathlib
+import sys
+import time
 
 import jax
 from jax.sharding import Mesh
@@ -68,7 +72,10 @@ class Checkpoints:
         _storable(like),
     )
     try:
-      found = self._manager.restore(step, args=ocp.args.StandardRestore(target))
+      with _quiet():
+        found = self._manager.restore(
+            step, args=ocp.args.StandardRestore(target)
+        )
     except Exception as error:  # Orbax raises many kinds for a damaged file.
       raise CheckpointError(
           f'checkpoint {self._directory / str(step)} cannot be restored: it is'
@@ -91,6 +98,21 @@ class Checkpoints:
   def close(self) -> None:
     """Releases the manager's threads."""
     self._manager.close()
+
+
+@contextlib.contextmanager
+def _quiet():
+  """Mutes what abandoned reads print from their own threads when they end."""
+  hooks = sys.unraisablehook, sys.excepthook
+  sys.unraisablehook = sys.excepthook = lambda *unused: None
+  try:
+    yield
+  except Exception:
+    gc.collect()
+    time.sleep(0.5)  # Reads that were under way complain when they end.
+    raise
+  finally:
+    sys.unraisablehook, sys.excepthook = hooks
 
 
 def _first_line(error: Exception) -> str:

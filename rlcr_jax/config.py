@@ -22,6 +22,11 @@ from rlcr_jax.policies import transformer
 BASELINES = ('solo', 'muted')
 
 
+def _require_seed(field: str, value: int) -> None:
+  """A key is made of 32 bits; larger seeds would repeat smaller ones."""
+  require(0 <= value < 2**32, field, value, 'from 0 to 2**32 - 1')
+
+
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
   """Held-out tasks: drawn from a seed that training never uses."""
@@ -31,6 +36,7 @@ class EvaluationConfig:
   deadlines: int = 9  # Points of the return-against-deadline curves.
 
   def __post_init__(self):
+    _require_seed('evaluation.seed', self.seed)
     require(self.num_tasks >= 2, 'evaluation.num_tasks', self.num_tasks, '>= 2')
     require(self.deadlines >= 2, 'evaluation.deadlines', self.deadlines, '>= 2')
 
@@ -50,9 +56,8 @@ class RunConfig:
     for field in ('steps', 'checkpoint_every'):
       value = getattr(self, field)
       require(value >= 1, field, value, '>= 1')
-    for field in ('seed', 'num_devices'):
-      value = getattr(self, field)
-      require(value >= 0, field, value, '>= 0')
+    require(self.num_devices >= 0, 'num_devices', self.num_devices, '>= 0')
+    _require_seed('seed', self.seed)
 
 
 _SECTIONS = {

@@ -134,7 +134,7 @@ class Update(NamedTuple):
   informative: chex.Array  # Share of groups with a signal.
   nonfinite_groups: chex.Array  # Groups dropped for a non-finite return.
   overflow: chex.Array  # bool: the buffer was full; nothing was learned.
-  finite: chex.Array  # bool: loss and gradient are finite.
+  finite: chex.Array  # bool: loss, gradient and new parameters are finite.
 
 
 class _Sums(NamedTuple):
@@ -276,7 +276,8 @@ class Learner:
     params, opt_state, sums, norm = carry
 
     overflow = total(buffer.overflow.astype(jnp.int32)) > 0
-    finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
+    leaves = jax.tree.leaves((params, sums.loss, norm))
+    finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]).all()
     keep = overflow | ~finite
     choose = lambda old, new: jax.tree.map(
         lambda a, b: jnp.where(keep, a, b), old, new

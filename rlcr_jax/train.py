@@ -219,7 +219,8 @@ def _check(update, arm: str, step: int, rlcr: learner_lib.RlcrConfig) -> None:
   if not update.finite:
     raise NonFiniteError(
         f'loss={float(update.loss)} and grad_norm={float(update.grad_norm)} at'
-        f' step {step} of {arm}: both must be finite. Nothing was saved after'
+        f' step {step} of {arm}: both, and the new parameters, must be finite.'
+        ' Nothing was saved after'
         ' the last good checkpoint.'
     )
   if update.nonfinite_groups:

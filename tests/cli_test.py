@@ -244,9 +244,6 @@ def test_evaluation_changes_nothing_in_training(finished, tmp_path):
   assert not (tmp_path / 'evaluation.json').exists()
 
 
-# Slow, that is, not in CI: threads of Orbax sometimes print a traceback of
-# their own ("Event loop is closed") before the error can be told.
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_told_in_one_line(finished, tmp_path):
   workdir = tmp_path / 'copy'
   shutil.copytree(finished, workdir)

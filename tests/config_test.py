@@ -94,7 +94,7 @@ def test_the_only_value_is_the_only_one_allowed(name):
     [
         ('steps', 0, '>= 1'),
         ('checkpoint_every', 0, '>= 1'),
-        ('seed', -1, '>= 0'),
+        ('seed', -1, 'from 0 to 2**32 - 1'),
         ('num_devices', -1, '>= 0'),
         ('env.name', 'chess', 'software'),
         ('env.num_modules', 0, '>= 1'),
@@ -208,3 +208,10 @@ def test_differences_by_hand():
       "new: '(absent)' → None",
   ]
   assert config_lib.differences(old, old) == []
+
+
+@pytest.mark.parametrize('name', ['seed', 'evaluation.seed'])
+@pytest.mark.parametrize('value', [-1, 2**32])
+def test_a_seed_that_a_key_cannot_hold_is_told(name, value):
+  with pytest.raises(ValueError, match=f'{name}={value} '):
+    config_lib.resolve(changed(**{name.replace('.', '__'): value}))

@@ -388,6 +388,14 @@ def test_a_nonfinite_loss_leaves_parameters_and_optimiser(toy):
   assert_equal(after.opt_state, before.opt_state)
 
 
+def test_nonfinite_parameters_are_not_kept(toy):
+  learner = toy()
+  before, after, update = step(learner, make_played(), knobs(np.inf))
+  assert np.isfinite(update.loss) and np.isfinite(update.grad_norm)
+  assert not update.finite
+  assert_equal(after.params, before.params)
+
+
 def test_several_epochs_move_further(toy):
   """With a small step the ratios stay within the clip: four times as far."""
   moved = {}

@@ -371,7 +371,7 @@ def test_killed_again_and_again_ends_the_same(run, tmp_path):
   steps, every = 60, 1
   longer = with_fields(run, steps=steps, checkpoint_every=every)
   train.train_arm(longer, 'collective', tmp_path / 'whole')
-  killed, chance = tmp_path / 'killed', random.Random(0)
+  killed, chance, kills = tmp_path / 'killed', random.Random(0), 0
   for _ in range(8):
     before, wait_s = lines(killed), chance.uniform(0, 0.3)
     more = chance.choice([0, 1, 3, 8])
@@ -384,6 +384,8 @@ def test_killed_again_and_again_ends_the_same(run, tmp_path):
 
     code, errors = train_and_kill(killed, steps, every, may_kill, 120)
     assert code in (0, -signal.SIGKILL), errors
+    kills += code != 0
+  assert kills >= 3
   train.train(tiny.config(steps=steps, checkpoint_every=every), killed)
   assert_same_state(load(run, killed), load(run, tmp_path / 'whole'))
   assert rows(killed) == rows(tmp_path / 'whole')
