@@ -151,7 +151,13 @@ class Environment(abc.ABC):
     """What an agent sees, as text: one line per target."""
 
 
+class NotAllowedError(ValueError):
+  """Something that the user gave is not allowed; the message says what is."""
+
+
 def require(condition: bool, field: str, value: Any, allowed: str) -> None:
-  """Raises a ValueError that names the field, the value and what is allowed."""
+  """Raises an error that names the field, the value and what is allowed."""
   if not condition:
-    raise ValueError(f'{field}={value!r} is not allowed: it must be {allowed}.')
+    raise NotAllowedError(
+        f'{field}={value!r} is not allowed: it must be {allowed}.'
+    )

@@ -10,6 +10,7 @@ from typing import Any
 from absl import app
 from absl import flags
 from absl import logging
+from envs.base import NotAllowedError
 import jax
 import ml_collections
 from ml_collections import config_flags
@@ -28,7 +29,7 @@ CONSOLE = rich_console.Console(stderr=True)
 
 # Errors of the user's making, or of the run's: told in one line, no traceback.
 _TOLD = (
-    ValueError,
+    NotAllowedError,
     FileNotFoundError,
     train.NonFiniteError,
     decisions.BufferFullError,
@@ -64,12 +65,12 @@ def config() -> ml_collections.ConfigDict:
   """The value of --config with its overrides.
 
   Raises:
-    ValueError: if the file cannot be loaded.
+    NotAllowedError: if the file cannot be loaded.
   """
   try:
     flags.FLAGS.config.keys()
   except OSError as error:
-    raise ValueError(_one_line(error)) from error
+    raise NotAllowedError(_one_line(error)) from error
   return flags.FLAGS.config
 
 
@@ -143,10 +144,10 @@ def require_workdir() -> pathlib.Path:
   """The value of --workdir.
 
   Raises:
-    ValueError: if it is missing.
+    NotAllowedError: if it is missing.
   """
   if not WORKDIR.value:
-    raise ValueError('--workdir is missing: name the folder of the run.')
+    raise NotAllowedError('--workdir is missing: name the folder of the run.')
   return pathlib.Path(WORKDIR.value)
 
 

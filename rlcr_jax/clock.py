@@ -61,8 +61,8 @@ class LatencyModel:
         + context_tokens * (1000.0 / self.prefill_tokens_per_s)
         + tool_ms
     )
-    # A tenth of a millisecond forgives float32 rounding just above a quantum.
-    quanta = jnp.ceil((ms - 0.1) / self.quantum_ms).astype(jnp.int32)
+    # Whole milliseconds first, so that float32 cannot miss an exact quantum.
+    quanta = -(-jnp.round(ms).astype(jnp.int32) // self.quantum_ms)
     return jnp.maximum(quanta, 1) * self.quantum_ms
 
   def shortest_ms(self, median: float, tool_ms: int) -> int:

@@ -281,6 +281,7 @@ class Collective:
     in_world = turn.verb < len(self.env.verbs)
     effective = acts & jnp.where(in_world, outcome.effective, True)
     effective &= ~hires | jnp.any(hired)
+    effective &= ~is_verb(TELL) | state.present[turn.peer]
     arrival = self._onboarding(
         jnp.full_like(turn.start_ms, now_ms), mail.board_tokens
     )

@@ -72,7 +72,8 @@ def _linear(config, step, steps, key, tasks):
 
 def _staged(config, step, steps, key, tasks):
   del key
-  plateau = int(_fraction(config, step, steps) * config.stages)
+  # A millionth more, so that a plateau that is due does not wait for rounding.
+  plateau = int(_fraction(config, step, steps) * config.stages + 1e-6)
   fraction = min(plateau / max(config.stages - 1, 1), 1.0)
   return np.full(tasks, _between(config, fraction))
 

@@ -161,8 +161,8 @@ def evaluate(
 
 def _load(run: train.Run, arm: str, workdir: pathlib.Path):
   folder = run.arm_directory(workdir, arm) / 'checkpoints'
-  saved = checkpoints.Checkpoints(folder)
-  if saved.latest_step() is None:
+  saved = checkpoints.Checkpoints(folder) if folder.is_dir() else None
+  if saved is None or saved.latest_step() is None:
     raise FileNotFoundError(
         f'workdir={str(workdir)!r} has no checkpoint of {arm}: train it first,'
         ' with python -m experiments.train.'

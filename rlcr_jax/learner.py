@@ -9,6 +9,7 @@ up gradients and counts.
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import chex
@@ -77,14 +78,14 @@ class RlcrConfig:
     )
     for field in ('learning_rate', 'max_grad_norm', 'clip', 'constant'):
       value = getattr(self, field)
-      require(value > 0, f'rlcr.{field}', value, '> 0')
+      require(0 < value < math.inf, f'rlcr.{field}', value, '> 0 and finite')
     for field in (
         'learning_rate_final',
         'entropy_bonus',
         'entropy_bonus_final',
     ):
       value = getattr(self, field)
-      require(value >= 0, f'rlcr.{field}', value, '>= 0')
+      require(0 <= value < math.inf, f'rlcr.{field}', value, '>= 0 and finite')
     for field in ('adam_b1', 'adam_b2'):
       value = getattr(self, field)
       require(0 <= value < 1, f'rlcr.{field}', value, 'from 0 to below 1')
@@ -222,8 +223,9 @@ class Learner:
       knobs: scheduled numbers.
 
     Returns:
-      The next state and what happened. Where `overflow` is set or `finite` is
-      not, parameters and optimiser are those of before.
+      The next state and what happened. Where `overflow` is set, `finite` is
+      not or no group is informative, parameters and optimiser are those of
+      before.
     """
     return self.update(state, jnp.arange(self.config.tasks), rules, knobs)
 
@@ -267,10 +269,11 @@ class Learner:
       sums = total(sums)
       updates, opt_state = self._optimizer.update(sums.grads, opt_state)
       updates = jax.tree.map(lambda u: -knobs.learning_rate * u, updates)
-      norm = optax.global_norm(sums.grads)
+      norm = optax.tree.norm(sums.grads)
       return optax.apply_updates(params, updates), opt_state, sums, norm
 
     carry = epoch(0, (state.params, state.opt_state))
+    gap = carry[2].gap  # Later epochs differ by what was learned.
     if config.epochs > 1:
       carry = jax.lax.fori_loop(1, config.epochs, epoch, carry)
     params, opt_state, sums, norm = carry
@@ -278,7 +281,8 @@ class Learner:
     overflow = total(buffer.overflow.astype(jnp.int32)) > 0
     leaves = jax.tree.leaves((params, sums.loss, norm))
     finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]).all()
-    keep = overflow | ~finite
+    informative = total(jnp.sum(scored.informative))
+    keep = overflow | ~finite | (informative == 0)
     choose = lambda old, new: jax.tree.map(
         lambda a, b: jnp.where(keep, a, b), old, new
     )
@@ -296,8 +300,8 @@ class Learner:
         loss=sums.loss,
         entropy=sums.entropy / trained,
         grad_norm=norm,
-        log_prob_gap=sums.gap / trained,
-        informative=total(jnp.sum(scored.informative)) / groups,
+        log_prob_gap=gap / trained,
+        informative=informative / groups,
         nonfinite_groups=total(jnp.sum(~scored.finite)),
         overflow=overflow,
         finite=finite,

@@ -77,7 +77,7 @@ def takes(verbs: tuple[base.VerbSpec, ...], part: str) -> chex.Array:
 
 def one_hot(index: chex.Array, size: int) -> chex.Array:
   """[..., size] bool; all False for an index out of range."""
-  return index[..., None] == jnp.arange(size)
+  return jax.nn.one_hot(index, size, dtype=bool)
 
 
 def observe(
@@ -145,7 +145,7 @@ def _news(env, view: base.TargetView, mail, knows, agent) -> chex.Array:
 def _waves(index: chex.Array, size: int = 8) -> chex.Array:
   """Sinusoids of an index, [..., size]: an identity for any number of them."""
   rates = 2.0 ** -jnp.arange(size // 2)  # Wavelengths from 4 upwards.
-  phase = index[..., None] * rates * (jnp.pi / 2)
+  phase = jnp.multiply.outer(index, rates) * (jnp.pi / 2)
   return jnp.concatenate([jnp.sin(phase), jnp.cos(phase)], axis=-1)
 
 
@@ -250,7 +250,7 @@ def _target_features(
   others = state.busy & (turn.start_ms < now_ms)
   others &= jnp.arange(collective.num_agents) != agent
   others &= (turn.verb >= 0) & (turn.verb < len(collective.env.verbs))
-  at = (turn.target[:, None] == ids) & others[:, None]  # [N, M]
+  at = one_hot(turn.target, len(ids)) & others[:, None]  # [N, M]
   mine = (turn.target[agent] == ids) & (turn.verb[agent] >= 0)
   posted = mail.board.ms != clock.NEVER
   told = mail.direct.ms[agent] != clock.NEVER

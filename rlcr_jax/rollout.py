@@ -150,8 +150,10 @@ def play(
 ) -> tuple[Rollouts, decisions.Buffer | None]:
   """Plays B rollouts to their deadlines.
 
-  The key of a decision is `fold_in(fold_in(rollout_key, agent), turn_index)`,
-  so the rollouts do not depend on `chunk_size`, on B or on the devices.
+  A rollout's key is split into one for chance in its world and one for its
+  agents; the key of a decision is `fold_in(fold_in(agents_key, agent),
+  turn_index)`, so the rollouts do not depend on `chunk_size`, on B or on the
+  devices.
 
   Args:
     collective: the world, the roster, the channels and the clock.
@@ -198,7 +200,8 @@ def play(
         tasks, rules, states, world_keys, may
     )
     # Progress held its value from the last event up to this one.
-    held = (grid_ms >= then_ms[:, None]) & (grid_ms < states.clock_ms[:, None])
+    held = grid_ms[None, :] >= then_ms[:, None]
+    held &= grid_ms[None, :] < states.clock_ms[:, None]
     buffer = carry.buffer
     if buffer is not None:
       buffer = decisions.append(buffer, decision, count)
@@ -280,7 +283,7 @@ def _summary(collective, tasks, carry: _Carry, grid_ms) -> Rollouts:
   progress = jax.vmap(collective.env.progress)(
       tasks, states.world, states.clock_ms
   )
-  ended = grid_ms >= states.clock_ms[:, None]
+  ended = grid_ms[None, :] >= states.clock_ms[:, None]
   return Rollouts(
       progress=progress,
       time_ms=states.clock_ms,

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from absl import logging
+from envs.base import NotAllowedError
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -38,7 +39,7 @@ class NonFiniteError(RuntimeError):
   """Loss or gradient became NaN or infinite."""
 
 
-class WorkdirError(ValueError):
+class WorkdirError(NotAllowedError):
   """A workdir that belongs to another run."""
 
 
@@ -158,6 +159,8 @@ def train(
   """
   run = build(config)
   claim_workdir(config, workdir)
+  # How the run is carried out and evaluated may have changed.
+  files.write_text(workdir / 'config.json', config_lib.to_json(config))
   for arm in run.arms:
     train_arm(run, arm, run.arm_directory(workdir, arm), progress)
   return run

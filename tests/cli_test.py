@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from absl.testing import flagsaver
+from envs.base import NotAllowedError
 from experiments import cli
 from experiments import evaluate as evaluate_command
 from experiments import train as train_command
@@ -141,7 +142,7 @@ def test_evaluating_what_is_no_run_is_told(tmp_path, capfd):
 @pytest.mark.parametrize(
     'error',
     [
-        ValueError('rlcr.tasks=0 is not allowed'),
+        NotAllowedError('rlcr.tasks=0 is not allowed'),
         FileNotFoundError('no checkpoint'),
         train.NonFiniteError('loss=nan'),
         train.BufferFullError('rlcr.max_decisions=1 is too small'),
@@ -157,14 +158,15 @@ def test_errors_of_a_run_are_told_in_one_line(capfd, monkeypatch, error):
   assert told(capfd.readouterr().err) == f'error: {error}'
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch):
+@pytest.mark.parametrize('defect', [ZeroDivisionError, ValueError])
+def test_a_defect_keeps_its_traceback(monkeypatch, defect):
   """An error that is nobody's input must not be hidden."""
 
   def main():
-    raise ZeroDivisionError
+    raise defect
 
   monkeypatch.setattr(sys, 'argv', ['train'])
-  with flagsaver.flagsaver(), pytest.raises(ZeroDivisionError):
+  with flagsaver.flagsaver(), pytest.raises(defect):
     cli.run(main)
 
 

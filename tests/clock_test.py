@@ -81,15 +81,27 @@ def test_duration_does_not_depend_on_how_it_is_compiled(level):
   options = {'xla_backend_optimization_level': level}
   compiled = jax.jit(model.duration_ms, compiler_options=options)
   output = jnp.arange(1, 1001)[:, None]
-  context = jnp.array([0, 1, 2, 3, 4, 5, 10, 100, 555, 995, 1000, 1234])
+  context = jnp.array([[0, 1, 2, 3, 4, 5, 10, 100, 555, 995, 1000, 1234]])
   duration_ms = compiled(output, context, jnp.int32(1))
   eager_ms = model.duration_ms(output, context, jnp.int32(1))
   np.testing.assert_array_equal(duration_ms, eager_ms)
-  whole = np.asarray(context) % 5 == 0
+  whole = np.asarray(context[0]) % 5 == 0
   exact = 10 * np.asarray(output) + np.asarray(context) // 5 + 1
   np.testing.assert_array_equal(
       duration_ms[:, whole], -(-exact[:, whole] // 1000) * 1000
   )
+
+
+def test_hours_are_as_exact_as_seconds():
+  # Exactly 4 hours by tokens, prefill or tool: no quantum more, none less.
+  model = make_model()
+  for seconds in (2571, 3600, 10_000, 14_400):
+    for spent in (
+        (100 * seconds, 0, 0), (0, 5000 * seconds, 0), (0, 0, 1000 * seconds)
+    ):  # fmt: skip
+      assert model.duration_ms(*map(jnp.int32, spent)) == 1000 * seconds
+      more = spent[:2] + (spent[2] + 1,)
+      assert model.duration_ms(*map(jnp.int32, more)) == 1000 * (seconds + 1)
 
 
 def test_tokens_without_spread_are_the_median():

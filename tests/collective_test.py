@@ -273,6 +273,17 @@ def test_a_message_about_what_one_does_not_know_carries_nothing():
   assert knows(game) == []
 
 
+def test_a_message_to_one_who_was_fired_meanwhile_has_no_effect():
+  game = hired().act(0, 'wait', end_ms=8000).advance()
+  game.act(0, 'fire', peer=1).act(1, 'tell', 0, peer=0, end_ms=8500).advance()
+  assert game.booked('effective')['tell'] == 1  # The CEO heard it.
+  game = hired().act(0, 'wait', end_ms=8000).advance()
+  game.act(1, 'wait', end_ms=20_000).act(0, 'fire', peer=1).advance()
+  game.act(0, 'tell', 0, peer=1).advance()
+  assert 'tell' not in game.booked('effective')
+  assert game.booked('turns')['tell'] == 1
+
+
 def test_a_fact_on_the_board_is_learned_at_the_readers_next_turn():
   game = Game(LATE_MS).advance().act(0, 'work', 0).act(1, 'work', 1)
   game.advance().act(0, 'post', 0).act(1, 'wait')  # Until 7 and 6 s.

@@ -96,7 +96,7 @@ def heeds_turns_in_flight(self, task, world, turns, knows, key):
 
 def teaches_all(self, *args):
   world, knows, outcome = self.usual('land', *args)
-  return world, knows | knows.any(axis=0), outcome
+  return world, knows | knows.any(axis=0, keepdims=True), outcome
 
 
 def always_effective(self, task, world, turns, *args):

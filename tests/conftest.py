@@ -1,5 +1,7 @@
 """Every test sees four CPU devices, compiles fast, and keeps what it compiled.
 
+Arrays of different ranks are not broadcast silently.
+
 The environment may say otherwise: `XLA_FLAGS= pytest` tests the programs as
 they are optimised for users, and takes longer. Processes that tests start
 inherit it all.
@@ -16,6 +18,7 @@ _DEFAULTS = {
     'JAX_NUM_CPU_DEVICES': 4,
     'JAX_COMPILATION_CACHE_DIR': str(_CACHE),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': 0.0,
+    'JAX_NUMPY_RANK_PROMOTION': 'raise',
 }
 
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')

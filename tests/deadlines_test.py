@@ -95,6 +95,17 @@ def test_growing_schedules_never_fall_and_end_at_the_full_limit(schedule):
     assert (limits[0], limits[-1]) == (10_000, 50_000)
 
 
+@pytest.mark.parametrize('stages', [7, 49, 100])
+@pytest.mark.parametrize('ramp', [0.1, 0.3, 0.7, 1.0])
+def test_no_plateau_comes_late(stages, ramp):
+  config = make_config('staged', ramp=ramp, stages=stages)
+  tenths = round(10 * ramp)
+  for step in range(STEPS):  # The ramp ends at step `10 * tenths`.
+    plateau = min(stages * step // (10 * tenths), stages - 1)
+    due = 10_000 + round(40_000 * plateau / max(stages - 1, 1))
+    assert abs(limit_ms(config, step) - due) <= 1, step
+
+
 @pytest.mark.parametrize('schedule', ['linear', 'staged'])
 def test_the_horizon_is_the_whole_run_also_when_resumed(schedule):
   config = make_config(schedule)

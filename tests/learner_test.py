@@ -362,8 +362,13 @@ def test_a_group_without_signal_is_not_in_the_denominators(toy, aggregation):
 def test_without_any_signal_nothing_changes(toy, advantage):
   played = make_played(progress=np.full((4, 2), 0.35, np.float32))
   learner = toy(advantage=advantage)
-  before, after, update = step(learner, played, knobs(entropy_bonus=0.5))
+  fresh = learner.init(jax.random.key(0))
+  moving, _ = learner.step(fresh, make_played(), knobs())  # Adam has momentum.
+  before, after, update = step(
+      learner, played, knobs(entropy_bonus=0.5), state=moving
+  )
   assert_equal(after.params, before.params)
+  assert_equal(after.opt_state, before.opt_state)
   assert update.finite and update.informative == 0.0
   scalars = (update.loss, update.entropy, update.grad_norm, update.log_prob_gap)
   assert scalars == (0.0, 0.0, 0.0, 0.0)
@@ -519,6 +524,8 @@ def test_every_field_changes_something(toy, monkeypatch, field):
         ('constant', 0.0, '> 0'),
         ('learning_rate', 0.0, '> 0'),
         ('learning_rate', NAN, '> 0'),
+        ('learning_rate', INF, '> 0 and finite'),
+        ('entropy_bonus', INF, '>= 0 and finite'),
         ('learning_rate_final', -1.0, '>= 0'),
         ('adam_b1', 1.0, 'from 0 to below 1'),
         ('adam_b2', -0.1, 'from 0 to below 1'),

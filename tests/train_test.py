@@ -282,6 +282,16 @@ def test_fields_that_change_no_result_may_differ(tmp_path):
   assert contents(tmp_path) == before
 
 
+def test_the_config_file_follows_what_a_finished_part_is_continued_with(
+    tmp_path,
+):
+  train.train(tiny.config(), tmp_path)
+  again = tiny.config(evaluation__num_tasks=16)
+  train.train(again, tmp_path)  # Nothing is left to train.
+  saved = json.loads((tmp_path / 'config.json').read_text())
+  assert saved == again.to_dict()
+
+
 def test_a_folder_of_something_else_is_told(tmp_path):
   (tmp_path / 'thesis.tex').write_text('precious')
   with pytest.raises(train.WorkdirError, match='thesis.tex'):
