@@ -2,16 +2,16 @@
 
   python -m experiments.benchmark --json=FILE [--config.FIELD=VALUE ...]
 
-On the default configuration, with a policy that hires all it may and otherwise
-acts as a fresh network does:
+On the default configuration, with policies that hire all they may and otherwise
+act as a fresh network does, or at random:
 
   decisions_per_s   decisions of a full update (play, score, learn) per second
   efficiency        time of the bare network on the same decisions (forward, and
                     forward + backward, at its best chunk size) / full update
   packed_vs_dense   time of a dense scan over ticks, in which every agent of
                     every collective is evaluated at every tick / packed loop
-  turns_per_s       turns per second of the simulator alone: uniformly random
-                    agents, no network
+  turns_per_s       turns per second of the simulator alone: hire all, otherwise
+                    uniformly random, no network
   peak_memory_gib   of the process (resident set)
 """
 
@@ -44,21 +44,21 @@ _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Timed repeats; the median counts.'
 )
 _CHUNKS = (64, 128, 256, 512)  # Chunk sizes tried for the bare network.
-_SIMULATED = 512  # Collectives per device in the simulator's benchmark.
+_SIMULATED = 256  # Collectives per device in the simulator's benchmark.
 
 
 @dataclasses.dataclass(frozen=True)
 class HireAll:
-  """The transformer, except that it hires whenever it may."""
+  """Another policy, except that it hires whenever it may."""
 
-  inner: transformer.TransformerPolicy
+  inner: transformer.TransformerPolicy | scripted.RandomPolicy
 
   def init(self, key):
-    """Of the transformer."""
+    """Of the other policy."""
     return self.inner.init(key)
 
   def sample(self, params, keys, obs):
-    """Draws from the transformer, then overrides the verb."""
+    """Draws from the other policy, then overrides the verb."""
     action, log_prob = self.inner.sample(params, keys, obs)
     hire = self.inner.collective.verb(HIRE)
     hires = obs.legal_verb[:, hire]
@@ -67,7 +67,7 @@ class HireAll:
     return action._replace(verb=jnp.where(hires, hire, action.verb)), log_prob
 
   def log_prob(self, params, obs, action):
-    """Of the transformer."""
+    """Of the other policy."""
     return self.inner.log_prob(params, obs, action)
 
 
@@ -162,7 +162,9 @@ class Benchmark:
     seconds = _median_seconds(call, self.repeats)
     return seconds, int(call().rollouts.decisions)
 
-  def _play(self, params, policy, chunk_size, capacity, index, rules):
+  def _play(
+      self, params, policy, chunk_size, capacity, index, rules, group_size=0
+  ):
     return rollout.play_groups(
         self.collective,
         policy,
@@ -170,7 +172,7 @@ class Benchmark:
         jax.random.key(1),
         index,
         rules,
-        group_size=self.config.group_size,
+        group_size=group_size or self.config.group_size,
         chunk_size=chunk_size,
         capacity=capacity,
     )
@@ -250,13 +252,13 @@ class Benchmark:
     return _median_seconds(lambda: call(rows, count), self.repeats)
 
   def simulator(self) -> float:
-    """Turns per second of random agents, without a network."""
-    tasks = _SIMULATED * self.mesh.size // self.config.group_size
-    policy = scripted.RandomPolicy(self.collective)
+    """Turns per second of random agents in full teams, without a network."""
+    tasks = _SIMULATED * self.mesh.size  # One rollout each.
+    policy = HireAll(scripted.RandomPolicy(self.collective))
     rules = jax.tree.map(lambda x: jnp.resize(x, (tasks,)), self.rules)
 
     def play(params, index, rules):
-      played = self._play(params, policy, _SIMULATED, 0, index, rules)[0]
+      played = self._play(params, policy, _SIMULATED, 0, index, rules, 1)[0]
       return played.progress, played.decisions[None]
 
     call = self._sharded(play)

@@ -46,7 +46,7 @@ class RunConfig:
   """How long, how often, and which baselines are trained beside."""
 
   seed: int = 0
-  steps: int = 300  # Updates.
+  steps: int = 250  # Updates.
   checkpoint_every: int = 25  # Updates between full-state checkpoints.
   num_devices: int = 0  # 0: as many as divide rlcr.tasks.
   train_solo: bool = True  # Baseline: one agent, as many updates.

@@ -36,7 +36,7 @@ DATA = 'data'  # Name of the mesh axis.
 class RlcrConfig:
   """How returns become an update."""
 
-  tasks: int = 8  # P, groups per update.
+  tasks: int = 16  # P, groups per update.
   group_size: int = 16  # G, rollouts per task.
   incentive: str = 'deadline_return'
   advantage: str = 'group_mean'  # group_mean, rloo or z_score.

@@ -110,7 +110,7 @@ def observe(
   subjects &= jnp.any(legal_peer)
   legal_target = _legal_targets(verbs, view.legal, rules, subjects)
   legal_verb = _legal_verbs(verbs, legal_target, rules, state, agent)
-  news = _news(env, view, state.mail, knows, agent)
+  news = _news(env, view, rules, state.mail, knows, agent)
   counts = (
       column(env, view, 'open') > 0,
       view.legal[0],
@@ -136,9 +136,16 @@ def column(
   return view.features[:, env.feature_names.index(name)]
 
 
-def _news(env, view: base.TargetView, mail, knows, agent) -> chex.Array:
-  """[M] bool: facts that somebody wants, that I know and have told nobody."""
-  untold = ~mail.board_fact & (mail.said_ms[agent] == clock.NEVER)
+def _news(
+    env, view: base.TargetView, rules: Rules, mail, knows, agent
+) -> chex.Array:
+  """[M] bool: facts that I know, somebody wants and not everybody was told.
+
+  A direct message reaches one reader, so where there is a board, only a post
+  makes a fact old; elsewhere, my own telling does.
+  """
+  untold = ~mail.board_fact
+  untold &= rules.board | (mail.said_ms[agent] == clock.NEVER)
   return knows & untold & (column(env, view, 'wanted') > 0)
 
 

@@ -45,6 +45,12 @@ def of_targets(game, obs, name):
   return obs.targets[:, names.index(name)].tolist()
 
 
+def news(game):
+  """How many pieces of news each agent has."""
+  count = lambda agent: np.expm1(my(game.observe(agent), 'news')).round()
+  return [count(agent) for agent in range(game.collective.num_agents)]
+
+
 def differ(x, y):
   """Are two observations different?"""
   same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), x, y)
@@ -420,6 +426,30 @@ def test_my_features_by_hand():
   assert my(flat, 'log_team') == pytest.approx(np.log(3) / 2)
   assert my(flat, 'solitude') == pytest.approx(1 / 3)
   assert my(flat, 'chief') == 0
+
+
+@pytest.mark.parametrize('board', [True, False])
+def test_a_direct_message_makes_a_fact_old_only_without_a_board(board):
+  game = finish(Game(LATE_MS, board=board).advance(), 0)
+  assert news(game) == [1, 0, 0]  # Nobody else knows it, and 2 and 3 need it.
+  game.act(0, 'tell', 0, peer=1, end_ms=7000)
+  game.act(1, 'wait', end_ms=7000).act(2, 'wait', end_ms=7000).advance()
+  assert news(game) == ([1, 1, 0] if board else [0, 1, 0])
+
+
+def test_a_post_makes_a_fact_old_for_everybody():
+  game = finish(Game(LATE_MS).advance(), 0)
+  game.act(0, 'post', 0, end_ms=7000)
+  game.act(1, 'wait', end_ms=7000).act(2, 'wait', end_ms=7000).advance()
+  assert news(game) == [0, 0, 0]
+
+
+def test_a_fact_that_nobody_wants_is_no_news():
+  game = finish(Game(LATE_MS).advance(), 0)
+  world = game.state.world
+  nothing_left = world.remaining.at[2:].set(0)
+  game.state = game.state._replace(world=world._replace(remaining=nothing_left))
+  assert news(game) == [0, 0, 0]
 
 
 @pytest.mark.parametrize('deadline_ms', [1, 3000, 2**31 - 1])
