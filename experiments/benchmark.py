@@ -39,8 +39,8 @@ from rlcr_jax.observation import HIRE
 from rlcr_jax.policies import scripted
 from rlcr_jax.policies import transformer
 
-_JSON = flags.DEFINE_string('json', None, 'File that the figures go to.')
-_REPEATS = flags.DEFINE_integer(
+JSON = flags.DEFINE_string('json', None, 'File that the figures go to.')
+REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Timed repeats; the median counts.'
 )
 _CHUNKS = (64, 128, 256, 512)  # Chunk sizes tried for the bare network.
@@ -300,7 +300,7 @@ def measure(run: train.Run, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
   """Measures, prints and writes the figures."""
-  result = measure(train.build(cli.config()), _REPEATS.value)
+  result = measure(train.build(cli.config()), REPEATS.value)
   table = Table(title='Benchmark')
   table.add_column('figure')
   table.add_column('value', justify='right')
@@ -308,9 +308,9 @@ def main() -> None:
     if isinstance(value, (int, float)):
       table.add_row(name, f'{value:,.2f}')
   cli.CONSOLE.print(table)
-  if _JSON.value:
-    files.write_json(pathlib.Path(_JSON.value), result)
-    cli.CONSOLE.print(f'written: {_JSON.value}')
+  if JSON.value:
+    files.write_json(pathlib.Path(JSON.value), result)
+    cli.CONSOLE.print(f'written: {JSON.value}')
 
 
 if __name__ == '__main__':

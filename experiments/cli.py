@@ -20,6 +20,7 @@ from rlcr_jax import checkpoints
 from rlcr_jax import config as config_lib
 from rlcr_jax import decisions
 from rlcr_jax import train
+from rlcr_jax.llm import engine
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 
@@ -32,7 +33,9 @@ _TOLD = (
     NotAllowedError,
     FileNotFoundError,
     train.NonFiniteError,
+    train.GapError,
     decisions.BufferFullError,
+    engine.EngineError,
 )
 
 
@@ -175,14 +178,18 @@ class Bar:
     self._bar.stop()
 
   def __call__(self, arm: str, row: dict[str, float]) -> None:
-    """Shows the metrics of one update."""
-    news = (
-        f'return {row["return_mean"]:.3f}'
-        f'  deadline {row["deadline_ms"] / 1000:.0f} s'
-        f'  team {row["team_size_mean"]:.1f}'
-    )
+    """Shows the metrics of one update, or of one step of imitation."""
+    if 'return_mean' in row:
+      news = (
+          f'return {row["return_mean"]:.3f}'
+          f'  deadline {row["deadline_ms"] / 1000:.0f} s'
+          f'  team {row["team_size_mean"]:.1f}'
+      )
+    else:
+      news = f'loss {row["loss"]:.3f}'
+    steps = int(row.get('steps', self._steps))
     if arm not in self._tasks:
-      self._tasks[arm] = self._bar.add_task(arm, total=self._steps, news='')
+      self._tasks[arm] = self._bar.add_task(arm, total=steps, news='')
     self._bar.update(self._tasks[arm], completed=row['step'] + 1, news=news)
     if not CONSOLE.is_terminal and (row['step'] + 1) % 25 == 0:
-      CONSOLE.print(f'{arm} step {int(row["step"]) + 1}/{self._steps}  {news}')
+      CONSOLE.print(f'{arm} step {int(row["step"]) + 1}/{steps}  {news}')

@@ -7,9 +7,6 @@ import sys
 import time
 
 import jax
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 import orbax.checkpoint as ocp
 from rlcr_jax.learner import LearnerState
 
@@ -53,22 +50,20 @@ class Checkpoints:
       self._manager.save(step, args=ocp.args.StandardSave(_storable(state)))
       self._manager.wait_until_finished()
 
-  def restore(self, like: LearnerState, mesh: Mesh) -> LearnerState:
-    """The newest checkpoint, on all devices of `mesh`.
+  def restore(self, like: LearnerState) -> LearnerState:
+    """The newest checkpoint, on the devices where `like` is.
 
     It may have been saved on another number of devices.
 
     Args:
-      like: a state of the expected structure, shapes and dtypes.
-      mesh: where to put it.
+      like: a state of the expected structure, shapes, dtypes and shardings.
 
     Raises:
       CheckpointError: if it is damaged or belongs to another kind of run.
     """
     step = self.latest_step()
-    sharding = NamedSharding(mesh, PartitionSpec())
     target = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
         _storable(like),
     )
     try:

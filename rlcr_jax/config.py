@@ -17,6 +17,7 @@ from rlcr_jax import clock
 from rlcr_jax import collective as collective_lib
 from rlcr_jax import deadlines
 from rlcr_jax import learner
+from rlcr_jax.llm.config import LlmConfig
 from rlcr_jax.policies import transformer
 
 BASELINES = ('solo', 'muted')
@@ -46,7 +47,7 @@ class RunConfig:
   """How long, how often, and which baselines are trained beside."""
 
   seed: int = 0
-  steps: int = 250  # Updates.
+  steps: int = 400  # Updates.
   checkpoint_every: int = 25  # Updates between full-state checkpoints.
   num_devices: int = 0  # 0: as many as divide rlcr.tasks.
   train_solo: bool = True  # Baseline: one agent, as many updates.
@@ -66,8 +67,10 @@ _SECTIONS = {
     'deadline': deadlines.DeadlineConfig,
     'rlcr': learner.RlcrConfig,
     'policy': transformer.TransformerConfig,
+    'llm': LlmConfig,
     'evaluation': EvaluationConfig,
 }
+POLICIES = ('transformer', 'llm')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +82,9 @@ class Resolved:
   latency: clock.LatencyModel
   deadline: deadlines.DeadlineConfig
   rlcr: learner.RlcrConfig
+  policy_name: str  # One of POLICIES; a policy ignores the others' sections.
   policy: transformer.TransformerConfig
+  llm: LlmConfig
   evaluation: EvaluationConfig
   run: RunConfig
 
@@ -141,11 +146,12 @@ def resolve(config: ml_collections.ConfigDict) -> Resolved:
     require(isinstance(section, dict), name, section, 'a section of fields')
   env, policy = dict(sections.pop('env')), dict(sections.pop('policy'))
   env_name, policy_name = env.pop('name', None), policy.pop('name', None)
-  known = policy_name == 'transformer'
-  require(known, 'policy.name', policy_name, "'transformer'")
+  known = policy_name in POLICIES
+  require(known, 'policy.name', policy_name, f'one of {POLICIES}')
   made = registry.make(env_name)
   resolved = Resolved(
       env=registry.make(env_name, **_typed(type(made), 'env.', env)),
+      policy_name=policy_name,
       policy=_build('policy', policy),
       run=RunConfig(**_typed(RunConfig, '', fields)),
       **{name: _build(name, section) for name, section in sections.items()},

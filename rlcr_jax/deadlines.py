@@ -22,7 +22,7 @@ class DeadlineConfig:
   schedule: str = 'linear'  # One of SCHEDULES.
   first_ms: int = 45_000  # The deadline at step 0 (linear, staged, sampled).
   final_ms: int = 180_000  # The full limit: last step, and every evaluation.
-  ramp: float = 0.1  # linear, staged: share of training spent growing.
+  ramp: float = 0.06  # linear, staged: share of training spent growing.
   stages: int = 4  # staged: number of equal plateaus on the way.
   toggle_every: int = 10  # toggle: steps at `first_ms`, then at `final_ms`.
 

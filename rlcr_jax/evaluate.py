@@ -44,6 +44,7 @@ MODES: dict[str, Mode] = {
     'solo': Mode('trained', 'solo', {'organisation': 'solo'}),
     'muted': Mode('trained', 'collective', _MUTED),
     'muted_trained': Mode('trained', 'muted', _MUTED),
+    'warm_start': Mode('trained', 'warm_start', {}),  # Before RL.
     'random': Mode('random', None, {}),
     'oracle': Mode('oracle', None, _ORACLE),
     'oracle_muted': Mode('oracle', None, {'awareness': True} | _MUTED),
@@ -56,16 +57,20 @@ class Evaluator:
 
   def __init__(self, run: train.Run, params: dict[str, Any]):
     """Takes trained parameters by arm; modes without theirs are left out."""
-    # On the host: evaluation may use more devices than training did.
-    self.run, self.params = run, {None: ()} | jax.device_get(params)
+    self.run, self.params = run, {None: ()} | params
+    # What agents wrote and what became of it, by mode, where they write.
+    self.said: dict[str, list[Any]] = {}
     collective = run.learner.collective
     hires = run.config.collective.max_hires
     self.policies: dict[str, Policy] = {
-        'trained': run.learner.policy,
         'random': scripted.RandomPolicy(collective),
         'oracle': scripted.ListScheduler(collective, hires),
         'greedy': scripted.ListScheduler(collective, 0, by_value=True),
     }
+    if run.config.policy_name != 'llm':
+      # On the host: evaluation may use more devices than training did.
+      self.params = {None: ()} | jax.device_get(params)
+      self.policies['trained'] = run.learner.policy
     self.tasks = run.config.evaluation.num_tasks
     self.modes = {n: m for n, m in MODES.items() if m.params in self.params}
     self._mesh = learner.default_mesh(self.tasks)
@@ -113,14 +118,18 @@ class Evaluator:
         deadline_ms, **({'awareness': config.env.awareness} | mode.rules)
     )
     rules = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.tasks,)), rules)
-    rollouts = self._compiled[mode.policy](
+    inputs = (
         self.params[mode.params],
         jax.random.key(config.evaluation.seed),
         jnp.arange(self.tasks),
         rules,
-        self.grid_ms(deadline_ms),
     )
-    return jax.device_get(rollouts)
+    grid_ms = self.grid_ms(deadline_ms)
+    if mode.policy in self._compiled:
+      return jax.device_get(self._compiled[mode.policy](*inputs, grid_ms))
+    played, _ = self.run.learner.play(*inputs, grid_ms=grid_ms)
+    self.said.setdefault(name, played.said)  # At the full deadline, the first.
+    return played.rollouts
 
   def summary(self, played: rollout.Rollouts) -> dict[str, Any]:
     """The entry of a mode in `evaluation.json`."""
@@ -152,11 +161,35 @@ def evaluate(
     FileNotFoundError: if an arm has no checkpoint.
     CheckpointError: if one cannot be restored.
   """
-  run = train.build(config)
+  run = train.build(config, workdir)
   params = {arm: _load(run, arm, workdir) for arm in run.arms}
-  result = evaluate_params(run, params)
+  if run.config.policy_name == 'llm':
+    params['warm_start'] = run.init().params
+  evaluator = Evaluator(run, params)
+  result = _evaluate(evaluator)
+  if 'collective' in evaluator.said:
+    _write_transcript(evaluator.said['collective'], workdir)
   files.write_json(workdir / 'evaluation.json', result)
   return result
+
+
+def _write_transcript(said: list[Any], workdir: pathlib.Path) -> None:
+  """Every turn of the first held-out task, in the order of their beginnings."""
+  rows = [
+      {
+          'start_ms': turn.start_ms,
+          'end_ms': turn.end_ms,
+          'agent': turn.agent,
+          'text': turn.utterance.text,
+          'prompt_tokens': len(turn.utterance.prompt),
+          'output_tokens': turn.utterance.output_tokens,
+          'outcome': turn.outcome,
+      }
+      for turn in said
+      if turn.rollout == 0
+  ]
+  text = ''.join(files.dumps(row) + '\n' for row in rows)
+  files.write_text(workdir / 'transcript.jsonl', text)
 
 
 def _load(run: train.Run, arm: str, workdir: pathlib.Path):
@@ -167,14 +200,18 @@ def _load(run: train.Run, arm: str, workdir: pathlib.Path):
         f'workdir={str(workdir)!r} has no checkpoint of {arm}: train it first,'
         ' with python -m experiments.train.'
     )
-  state = saved.restore(run.init(), run.learner.mesh)
+  state = saved.restore(run.init())
   saved.close()
   return state.params
 
 
 def evaluate_params(run: train.Run, params: dict[str, Any]) -> dict[str, Any]:
   """The evaluation of given parameters, one set per arm."""
-  evaluator = Evaluator(run, params)
+  return _evaluate(Evaluator(run, params))
+
+
+def _evaluate(evaluator: Evaluator) -> dict[str, Any]:
+  run = evaluator.run
   deadline_ms = run.config.deadline.final_ms
   play = functools.lru_cache(maxsize=None)(evaluator.play)
   played = {name: play(name, deadline_ms) for name in evaluator.modes}
@@ -191,6 +228,11 @@ def evaluate_params(run: train.Run, params: dict[str, Any]) -> dict[str, Any]:
   }
   if 'solo' in references:
     result['matched_tokens'] |= result['matched_tokens'].pop('solo')
+  if evaluator.said:
+    result['well_formed_share'] = {
+        name: float(np.mean([turn.command is not None for turn in said]))
+        for name, said in evaluator.said.items()
+    }
   result['by_deadline'] = _by_deadline(run, evaluator, play)
   keep = slice(0, None, 4)  # Enough for a figure.
   result['curves'] = {

@@ -97,6 +97,13 @@ class RlcrConfig:
         ' is off-policy',
     )
 
+  def optimizer(self) -> optax.GradientTransformation:
+    """Clipping, then Adam; updates are still to be scaled by `-rate`."""
+    return optax.chain(
+        optax.clip_by_global_norm(self.max_grad_norm),
+        optax.scale_by_adam(b1=self.adam_b1, b2=self.adam_b2),
+    )
+
   def knobs(self, step: int, steps: int) -> 'Knobs':
     """The scheduled numbers of one update."""
     fraction = step / max(steps - 1, 1)
@@ -136,6 +143,7 @@ class Update(NamedTuple):
   nonfinite_groups: chex.Array  # Groups dropped for a non-finite return.
   overflow: chex.Array  # bool: the buffer was full; nothing was learned.
   finite: chex.Array  # bool: loss, gradient and new parameters are finite.
+  extra: dict[str, float] = {}  # What only one kind of policy measures.
 
 
 class _Sums(NamedTuple):
@@ -174,6 +182,25 @@ def gather_rollouts(rollouts: rollout.Rollouts) -> rollout.Rollouts:
   )
 
 
+def descend(
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    opt_state: optax.OptState,
+    grads: Params,
+    learning_rate: chex.Array,
+) -> tuple[Params, optax.OptState]:
+  """One step against a gradient."""
+  updates, opt_state = optimizer.update(grads, opt_state)
+  updates = jax.tree.map(lambda u: -learning_rate * u, updates)
+  return optax.apply_updates(params, updates), opt_state
+
+
+def all_finite(tree: Params) -> chex.Array:
+  """[] bool: no leaf holds a NaN or an infinity."""
+  leaves = jax.tree.leaves(tree)
+  return jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]).all()
+
+
 class Learner:
   """Plays, scores and learns. Holds no state."""
 
@@ -186,10 +213,7 @@ class Learner:
   ):
     self.collective, self.policy, self.config = collective, policy, config
     self.mesh = mesh or default_mesh(config.tasks)
-    self._optimizer = optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.scale_by_adam(b1=config.adam_b1, b2=config.adam_b2),
-    )
+    self._optimizer = config.optimizer()
     whole, split = PartitionSpec(), PartitionSpec(DATA)
     self.update = jax.jit(
         jax.shard_map(
@@ -267,10 +291,10 @@ class Learner:
           params, buffer, weight, scored.values.reshape(-1), knobs
       )
       sums = total(sums)
-      updates, opt_state = self._optimizer.update(sums.grads, opt_state)
-      updates = jax.tree.map(lambda u: -knobs.learning_rate * u, updates)
-      norm = optax.tree.norm(sums.grads)
-      return optax.apply_updates(params, updates), opt_state, sums, norm
+      params, opt_state = descend(
+          self._optimizer, params, opt_state, sums.grads, knobs.learning_rate
+      )
+      return params, opt_state, sums, optax.tree.norm(sums.grads)
 
     carry = epoch(0, (state.params, state.opt_state))
     gap = carry[2].gap  # Later epochs differ by what was learned.
@@ -279,8 +303,7 @@ class Learner:
     params, opt_state, sums, norm = carry
 
     overflow = total(buffer.overflow.astype(jnp.int32)) > 0
-    leaves = jax.tree.leaves((params, sums.loss, norm))
-    finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]).all()
+    finite = all_finite((params, sums.loss, norm))
     informative = total(jnp.sum(scored.informative))
     keep = overflow | ~finite | (informative == 0)
     choose = lambda old, new: jax.tree.map(

@@ -96,7 +96,7 @@ def summarise(
   )
   row |= {name: float(getattr(update, name)) for name in scalars}
   row |= {name: float(value) for name, value in knobs._asdict().items()}
-  return row | {'decisions': float(decided)}
+  return row | {'decisions': float(decided)} | update.extra
 
 
 class MetricsWriter:

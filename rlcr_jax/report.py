@@ -68,7 +68,15 @@ def write_report(workdir: pathlib.Path) -> pathlib.Path:
     files.write_bytes(workdir / 'figures' / f'{chart.name}.png', chart.png)
   path = workdir / 'report.html'
   files.write_text(
-      path, _render(workdir.resolve().name, config, runs, evaluation, charts)
+      path,
+      _render(
+          workdir.resolve().name,
+          config,
+          runs,
+          evaluation,
+          charts,
+          files.read_lines(workdir / 'transcript.jsonl'),
+      ),
   )
   return path
 
@@ -165,6 +173,9 @@ def caption(evaluation: dict[str, Any]) -> str:
         f' get as far (never on {never} of the tasks).'
     )
   sentences.append(_crossover(evaluation))
+  if 'collective' in (well_formed := evaluation.get('well_formed_share', {})):
+    share = _text(well_formed['collective'], '.1%')
+    sentences.append(f'{share} of its commands were well formed.')
   sentences.append(
       f'Deadline {_seconds(evaluation.get("deadline_ms"))},'
       f' {_text(evaluation.get("num_tasks"), ",.0f")} held-out tasks.'
@@ -211,6 +222,7 @@ def _render(
     runs: dict[str, figures.Rows],
     evaluation: dict[str, Any] | None,
     charts: list[figures.Chart],
+    transcript: list[dict[str, Any]],
 ) -> str:
   """The page, with the figures inside."""
   source = resources.files('rlcr_jax') / 'templates' / 'report.html.jinja'
@@ -239,6 +251,7 @@ def _render(
       matched=matched_tokens(evaluation) if evaluation else [],
       window=figures.window_of(rows),
       charts=charts,
+      transcript=transcript,
   )
 
 

@@ -192,16 +192,9 @@ def play(
         rules, states, decides, jax.tree.map(spread, turn)
     )
     may = ~jnp.any(waits & ~decides, axis=1)
-    before = jax.vmap(collective.env.progress)(
-        tasks, states.world, states.clock_ms
+    states, curve = advance(
+        collective, tasks, rules, states, world_keys, may, carry.curve, grid_ms
     )
-    then_ms = states.clock_ms
-    states, _ = jax.vmap(collective.advance)(
-        tasks, rules, states, world_keys, may
-    )
-    # Progress held its value from the last event up to this one.
-    held = grid_ms[None, :] >= then_ms[:, None]
-    held &= grid_ms[None, :] < states.clock_ms[:, None]
     buffer = carry.buffer
     if buffer is not None:
       buffer = decisions.append(buffer, decision, count)
@@ -209,7 +202,7 @@ def play(
         states=states,
         buffer=buffer,
         cursor=jnp.where(count > 0, (seats[count - 1] + 1) % (batch * n), 0),
-        curve=jnp.where(held, before[:, None], carry.curve),
+        curve=curve,
         iterations=carry.iterations + 1,
         decisions=carry.decisions + count,
     )
@@ -228,7 +221,43 @@ def play(
   curve = jnp.zeros((batch, grid_ms.shape[0]), jnp.float32)
   carry = _Carry(states, buffer, zero, curve, zero, zero)
   carry = jax.lax.while_loop(unfinished, body, carry)
-  return _summary(collective, tasks, carry, grid_ms), carry.buffer
+  rollouts = summary(
+      collective,
+      tasks,
+      carry.states,
+      carry.curve,
+      grid_ms,
+      carry.iterations,
+      carry.decisions,
+  )
+  return rollouts, carry.buffer
+
+
+def advance(
+    collective: Collective,
+    tasks: base.Task,
+    rules: Rules,
+    states: CollectiveState,
+    world_keys: jax.Array,
+    may: chex.Array,
+    curve: chex.Array,
+    grid_ms: chex.Array,
+) -> tuple[CollectiveState, chex.Array]:
+  """Moves every collective that `may` [B] to its next event.
+
+  Returns:
+    The states, and the curve [B, T] of progress at the times `grid_ms` [T],
+    filled in up to the new clocks.
+  """
+  then_ms = states.clock_ms
+  before = jax.vmap(collective.env.progress)(tasks, states.world, then_ms)
+  states, _ = jax.vmap(collective.advance)(
+      tasks, rules, states, world_keys, may
+  )
+  # Progress held its value from the last event up to this one.
+  held = grid_ms[None, :] >= then_ms[:, None]
+  held &= grid_ms[None, :] < states.clock_ms[:, None]
+  return states, jnp.where(held, before[:, None], curve)
 
 
 def play_groups(
@@ -278,8 +307,16 @@ def group_inputs(
   return repeat(tasks), repeat(rules), rollout_keys.reshape(-1)
 
 
-def _summary(collective, tasks, carry: _Carry, grid_ms) -> Rollouts:
-  states = carry.states
+def summary(
+    collective: Collective,
+    tasks: base.Task,
+    states: CollectiveState,
+    curve: chex.Array,
+    grid_ms: chex.Array,
+    iterations: chex.Array,
+    taken: chex.Array,
+) -> Rollouts:
+  """What B collectives that are done have to show; `taken` counts decisions."""
   progress = jax.vmap(collective.env.progress)(
       tasks, states.world, states.clock_ms
   )
@@ -292,7 +329,7 @@ def _summary(collective, tasks, carry: _Carry, grid_ms) -> Rollouts:
       effective=states.ledger.effective,
       output_tokens=jax.vmap(collective.spent_tokens)(states),
       team_size=states.peak_team,
-      curve=jnp.where(ended, progress[:, None], carry.curve),
-      iterations=carry.iterations,
-      decisions=carry.decisions,
+      curve=jnp.where(ended, progress[:, None], curve),
+      iterations=iterations,
+      decisions=taken,
   )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import importlib
 import json
 import pathlib
 import time
@@ -32,11 +33,19 @@ ARMS: dict[str, dict[str, Any]] = {
     'muted': {'direct': False, 'board': False},
 }
 
+# The mean log-probability gap of so many updates is compared with that of the
+# first ones; one below the floor (nats) is rounding.
+_GAP_WINDOW, _GAP_FLOOR = 10, 0.02
+
 Progress = Callable[[str, dict[str, float]], None]
 
 
 class NonFiniteError(RuntimeError):
   """Loss or gradient became NaN or infinite."""
+
+
+class GapError(RuntimeError):
+  """What is trained is no longer what was sampled."""
 
 
 class WorkdirError(NotAllowedError):
@@ -48,7 +57,7 @@ class Run:
   """A configuration made concrete. Arms share one compiled update."""
 
   config: config_lib.Resolved
-  learner: learner_lib.Learner
+  learner: Any  # A `learner.Learner`, or an `LlmLearner`, which acts like one.
   arms: tuple[str, ...]
 
   def arm_directory(self, workdir: pathlib.Path, arm: str) -> pathlib.Path:
@@ -70,16 +79,32 @@ class Run:
     return self.learner.init(jax.random.key(self.config.run.seed))
 
 
-def build(config: ml_collections.ConfigDict) -> Run:
+def build(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path = pathlib.Path(),
+    progress: Progress = lambda arm, row: None,
+) -> Run:
   """Validates a configuration and builds the learner.
+
+  Args:
+    config: see `config.defaults`.
+    workdir: where a language model that is made for this run goes.
+    progress: called after every step of making it.
 
   Raises:
     ValueError: naming the field, its value and what is allowed.
   """
   resolved = config_lib.resolve(config)
-  collective = resolved.make_collective()
-  policy = transformer.TransformerPolicy(collective, resolved.policy)
-  mesh = learner_lib.default_mesh(resolved.rlcr.tasks, resolved.run.num_devices)
+  if resolved.policy_name == 'llm':
+    learner = _llm_learner(resolved, workdir, progress)
+  else:
+    collective = resolved.make_collective()
+    learner = learner_lib.Learner(
+        collective,
+        transformer.TransformerPolicy(collective, resolved.policy),
+        resolved.rlcr,
+        learner_lib.default_mesh(resolved.rlcr.tasks, resolved.run.num_devices),
+    )
   wanted = {
       'collective': True,
       'solo': resolved.run.train_solo,
@@ -87,9 +112,21 @@ def build(config: ml_collections.ConfigDict) -> Run:
   }
   return Run(
       config=resolved,
-      learner=learner_lib.Learner(collective, policy, resolved.rlcr, mesh),
+      learner=learner,
       arms=tuple(arm for arm, wants in wanted.items() if wants),
   )
+
+
+def _llm_learner(resolved: config_lib.Resolved, workdir, progress):
+  """What it needs is an extra, and imported only here."""
+  try:
+    llm = importlib.import_module('rlcr_jax.llm.build')
+  except ModuleNotFoundError as error:
+    raise NotAllowedError(
+        f"policy.name='llm' is not allowed: {error.name} is missing. Install"
+        " the extra, as in pip install -e '.[llm]'."
+    ) from error
+  return llm.make_learner(resolved, workdir, progress)
 
 
 def checked(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -157,7 +194,7 @@ def train(
     ValueError: for a configuration or workdir that is not allowed.
     NonFiniteError, BufferFullError, CheckpointError: as they say.
   """
-  run = build(config)
+  run = build(config, workdir, progress)
   claim_workdir(config, workdir)
   # How the run is carried out and evaluated may have changed.
   files.write_text(workdir / 'config.json', config_lib.to_json(config))
@@ -178,7 +215,7 @@ def train_arm(
   saved = checkpoints.Checkpoints(directory / 'checkpoints')
   state = run.init()
   if saved.latest_step() is not None:
-    state = saved.restore(state, run.learner.mesh)
+    state = saved.restore(state)
     logging.info('%s: resuming after step %d', arm, saved.latest_step())
   first = int(state.step)
   writer = metrics.MetricsWriter(directory, first)
@@ -202,12 +239,32 @@ def train_arm(
     row['seconds'] = time.monotonic() - began
     writer.write(row)
     progress(arm, row)
+    _check_gap(writer.rows, arm, config)
     if (step + 1) % config.run.checkpoint_every == 0 or step + 1 == steps:
       saved.save(state)
       writer.flush()
   writer.close()
   saved.close()
   return state
+
+
+def _check_gap(
+    rows: list[dict[str, Any]], arm: str, config: config_lib.Resolved
+) -> None:
+  """Stops when sampled and recomputed log-probabilities drift apart."""
+  if config.policy_name != 'llm' or len(rows) < 2 * _GAP_WINDOW:
+    return
+  gaps = [row['log_prob_gap'] for row in rows]
+  first = float(np.mean(gaps[:_GAP_WINDOW]))
+  last = float(np.mean(gaps[-_GAP_WINDOW:]))
+  growth = config.llm.max_gap_growth
+  if last > max(growth * first, _GAP_FLOOR):
+    raise GapError(
+        f'log_prob_gap of {arm} has grown from {first:.2g} to {last:.2g} at'
+        f' step {rows[-1]["step"]:.0f}: it must stay within'
+        f' llm.max_gap_growth={growth} times what it was. What is trained is no'
+        ' longer what was sampled.'
+    )
 
 
 def _check(update, arm: str, step: int, rlcr: learner_lib.RlcrConfig) -> None:

@@ -62,7 +62,7 @@ def restore(folder, like=None, devices=1):
   saved = checkpoints.Checkpoints(folder)
   try:
     like = make_state(0, seed=1) if like is None else like
-    return saved.restore(like, mesh(devices))
+    return saved.restore(jax.device_put(like, sharding(devices)))
   finally:
     saved.close()
 

@@ -183,7 +183,7 @@ def finished(tmp_path_factory):
 
 def load(run, folder):
   saved = checkpoints.Checkpoints(folder / 'checkpoints')
-  state = saved.restore(run.init(), run.learner.mesh)
+  state = saved.restore(run.init())
   saved.close()
   state = state._replace(key=jax.random.key_data(state.key))
   return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(state))]

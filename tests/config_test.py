@@ -14,9 +14,11 @@ OTHER = {
     'rlcr.advantage': 'rloo',
     'rlcr.loss': 'clipped_surrogate',
     'rlcr.aggregation': 'agent_mean',
+    'policy.name': 'llm',
+    'llm.dtype': 'bfloat16',
 }
 # Leaves of which there is one value only; anything else must be refused.
-SINGLE = ('env.name', 'policy.name', 'rlcr.incentive')
+SINGLE = ('env.name', 'rlcr.incentive')
 
 
 def flat(tree, prefix=''):
@@ -46,7 +48,7 @@ def changed(**changes):
 def resolved_leaves(config):
   tree = dataclasses.asdict(config_lib.resolve(config))
   run = tree.pop('run')
-  return flat(tree | run)
+  return flat(tree | run) | {'policy.name': tree.pop('policy_name')}
 
 
 LEAVES = flat(changed().to_dict())
@@ -60,13 +62,16 @@ def another(name, value):
     return not value
   if isinstance(value, int):
     return value * 2 if value else 1
+  if isinstance(value, str):
+    return '/other'
   return value / 2 if value else 0.5
 
 
 def test_defaults_resolve_and_hold_every_field():
   config_lib.resolve(config_lib.defaults())
   leaves = resolved_leaves(changed())
-  assert leaves == {k: v for k, v in LEAVES.items() if not k.endswith('.name')}
+  assert leaves.pop('policy_name') == leaves['policy.name']
+  assert leaves == {k: v for k, v in LEAVES.items() if k != 'env.name'}
 
 
 @pytest.mark.parametrize('name', [n for n in LEAVES if n not in SINGLE])
@@ -75,8 +80,10 @@ def test_every_leaf_changes_the_resolved_run(name):
   changes = {name.replace('.', '__'): value}
   if name == 'rlcr.epochs':
     changes['rlcr__loss'] = 'clipped_surrogate'
+  if name == 'llm.server_url':
+    changes['llm__server_reload'] = '/reload'
   before, after = map(resolved_leaves, (changed(), changed(**changes)))
-  differs = {k for k in before if before[k] != after[k]}
+  differs = {k for k in before if before[k] != after[k]} - {'policy_name'}
   assert differs == {k.replace('__', '.') for k in changes}
   assert after[name] == value
 
@@ -113,7 +120,14 @@ def test_the_only_value_is_the_only_one_allowed(name):
         ('deadline.ramp', 1.5, 'from 0 to 1'),
         ('rlcr.group_size', 1, '>= 2'),
         ('rlcr.clip', float('nan'), '> 0'),
-        ('policy.name', 'llm', 'transformer'),
+        ('policy.name', 'mlp', 'transformer'),
+        ('llm.temperature', 0.0, '> 0, since decisions must be drawn'),
+        ('llm.top_p', 1.5, 'above 0, at most 1'),
+        ('llm.width', 30, 'a multiple of 2 * llm.heads=8'),
+        ('llm.max_tokens', 1024, 'below llm.context=1024'),
+        ('llm.dtype', 'int8', 'bfloat16'),
+        ('llm.warm_skill', 1.5, '0 to 1'),
+        ('llm.vocab_size', 256, '>= 300'),
         ('policy.heads', 3, 'a divisor of policy.width='),
         ('evaluation.num_tasks', 1, '>= 2'),
         ('evaluation.deadlines', 1, '>= 2'),

@@ -529,7 +529,8 @@ def test_a_task_as_text():
 
 
 def test_a_view_as_text():
-  text = ENV.describe_view(TASK, world(0, 0, 2, 1), facts(0))
+  seen = ENV.view(TASK, world(0, 0, 2, 1), facts(0))
+  text = ENV.describe_view(TASK, world(0, 0, 2, 1), facts(0), seen.legal)
   assert text.splitlines() == [
       'module 0: finished, interface known',
       'module 1: finished, read',

@@ -52,7 +52,7 @@ def kill_at(arm, step):
 def load(run, folder):
   """The newest state of an arm, as arrays on the host."""
   saved = checkpoints.Checkpoints(folder / 'checkpoints')
-  state = saved.restore(run.init(), run.learner.mesh)
+  state = saved.restore(run.init())
   saved.close()
   state = state._replace(key=jax.random.key_data(state.key))
   return jax.device_get(state)

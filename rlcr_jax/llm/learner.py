@@ -1,0 +1,308 @@
+"""RLCR on a language model: the update of `rlcr_jax.learner`, token by token.
+
+Every output token of an agent is a decision: it gets the flat advantage of its
+collective, and the aggregations weight tokens.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import pathlib
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+import optax
+from rlcr_jax import advantages
+from rlcr_jax import incentives
+from rlcr_jax import losses
+from rlcr_jax import rollout
+from rlcr_jax.collective import Collective
+from rlcr_jax.learner import Knobs
+from rlcr_jax.learner import LearnerState
+from rlcr_jax.learner import RlcrConfig
+from rlcr_jax.learner import Update
+from rlcr_jax.llm import engine as engine_lib
+from rlcr_jax.llm import model as model_lib
+from rlcr_jax.llm import play as play_lib
+from rlcr_jax.llm import prompts as prompts_lib
+from rlcr_jax.llm import sampler
+from rlcr_jax.llm import server
+from rlcr_jax.llm import speaker as speaker_lib
+from rlcr_jax.llm import trainer as trainer_lib
+from rlcr_jax.llm import weights as weights_lib
+from rlcr_jax.llm.config import LlmConfig
+from rlcr_jax.policies.base import Params
+from rlcr_jax.roster import Rules
+
+
+@dataclasses.dataclass
+class Model:
+  """A model that was loaded, and what is trained of it."""
+
+  config: model_lib.ModelConfig
+  tokenizer: Any
+  mesh: Mesh
+  params: Params  # Trained: all parameters, or the adapters.
+  frozen: Params | None  # The base under adapters.
+
+  def merged(self, params: Params) -> Params:
+    """Whole parameters, with the adapters merged into them."""
+    if self.frozen is None:
+      return params
+    return model_lib.lora_merge(self.config, self.frozen, params)
+
+
+def load_model(
+    config: LlmConfig, path: pathlib.Path | str, mesh: Mesh
+) -> Model:
+  """The model at `path`, prepared for training.
+
+  Raises:
+    NotAllowedError: naming the file and what is wrong with it.
+  """
+  loaded = weights_lib.load(path, dtype=config.dtype, mesh=mesh)
+  model_config = dataclasses.replace(loaded.config, remat=config.remat)
+  params, frozen = loaded.params, None
+  if config.lora_rank:
+    frozen = params
+    params = model_lib.lora_init(
+        model_config, jax.random.key(0), config.lora_rank
+    )
+    params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+  return Model(model_config, loaded.tokenizer, mesh, params, frozen)
+
+
+def make_engine(
+    config: LlmConfig, model: Model, directory: pathlib.Path
+) -> engine_lib.Engine:
+  """The engine that the configuration names."""
+  if config.server_url:
+    return server.ServerEngine(
+        config.server_url,
+        config.server_model,
+        model.tokenizer,
+        config=model.config,
+        sync_directory=directory.absolute() / 'served_model',
+        reload=server.reloader(config.server_url + config.server_reload),
+    )
+  return sampler.LocalEngine(
+      model.config,
+      model.merged(model.params),
+      model.tokenizer,
+      max_batch=config.max_batch,
+  )
+
+
+def make_speaker(
+    config: LlmConfig, collective: Collective, model: Model, engine
+) -> speaker_lib.EngineSpeaker:
+  """The agents' voice."""
+  return speaker_lib.EngineSpeaker(
+      prompts=prompts_lib.Prompts(collective, config.reasoning, config.rules),
+      engine=engine,
+      tokenizer=model.tokenizer,
+      sampling=engine_lib.Sampling(
+          temperature=config.temperature,
+          top_k=config.top_k,
+          top_p=config.top_p,
+          max_tokens=config.max_tokens,
+          stop=() if config.reasoning else ('\n',),
+      ),
+      context=config.context,
+      grammar=config.grammar,
+  )
+
+
+class LlmLearner:
+  """Plays, scores and learns like `learner.Learner`, with text."""
+
+  def __init__(
+      self,
+      collective: Collective,
+      config: LlmConfig,
+      rlcr: RlcrConfig,
+      get_model: Callable[[], Model],
+      directory: pathlib.Path,
+  ):
+    """Loads nothing yet.
+
+    Args:
+      collective: the world, the roster, the channels and the clock.
+      config: of the model.
+      rlcr: of the update.
+      get_model: loads the model, or makes one first.
+      directory: where an engine may keep files.
+    """
+    self.collective, self.config, self._rlcr = collective, config, rlcr
+    self._get_model, self._directory = get_model, directory
+
+  @functools.cached_property
+  def model(self) -> Model:
+    """What is trained, and its tokenizer."""
+    return self._get_model()
+
+  @functools.cached_property
+  def engine(self) -> engine_lib.Engine:
+    """Where completions come from."""
+    return make_engine(self.config, self.model, self._directory)
+
+  @functools.cached_property
+  def _trainer(self) -> trainer_lib.Trainer:
+    model = self.model
+    return trainer_lib.Trainer(
+        model.config, self._rlcr, model.mesh, self.config.temperature
+    )
+
+  def init(self, key: jax.Array) -> LearnerState:
+    """The state before the first update."""
+    _, key_run = jax.random.split(key)
+    params, optimizer = self.model.params, self._trainer.optimizer
+    whole = NamedSharding(self.model.mesh, PartitionSpec())
+    replicate = lambda x: jax.device_put(x, whole)
+    opt_state = optax.tree_map_params(
+        optimizer,
+        lambda x, param: jax.device_put(x, param.sharding),
+        optimizer.init(params),
+        params,
+        transform_non_params=replicate,
+    )
+    step = replicate(jnp.int32(0))
+    return LearnerState(params, opt_state, step, replicate(key_run))
+
+  def play(
+      self,
+      params: Params,
+      key: jax.Array,
+      index: jax.Array,
+      rules: Rules,
+      group_size: int = 1,
+      grid_ms: np.ndarray | None = None,
+  ) -> tuple[play_lib.Played, speaker_lib.EngineSpeaker]:
+    """Plays G rollouts of each task, as `rollout.play_groups` does.
+
+    Returns:
+      The rollouts and turns, and the speaker with what it has counted.
+    """
+    self.engine.update(self.model.merged(params))
+    speaker = make_speaker(
+        self.config, self.collective, self.model, self.engine
+    )
+    given = group_inputs(self.collective, key, index, rules, group_size)
+    played = play_lib.play(
+        self.collective,
+        speaker,
+        *given,
+        grid_ms=grid_ms,
+        error_ms=self.config.error_ms,
+    )
+    return played, speaker
+
+  def step(
+      self, state: LearnerState, rules: Rules, knobs: Knobs
+  ) -> tuple[LearnerState, Update]:
+    """One update of all P tasks; see `learner.Learner.step`."""
+    rlcr, began = self._rlcr, time.monotonic()
+    played, speaker = self.play(
+        state.params,
+        jax.random.fold_in(state.key, state.step),
+        jnp.arange(rlcr.tasks),
+        rules,
+        rlcr.group_size,
+    )
+    sampled = time.monotonic()
+    returns = incentives.INCENTIVES[rlcr.incentive](played.rollouts)
+    returns = jnp.reshape(returns, (rlcr.tasks, rlcr.group_size))
+    scored = advantages.estimate(rlcr.advantage, returns)
+    samples = self._samples(played.said, scored)
+    trained = sum(len(s.ids) for s in samples)
+    next_state, sums, norm, finite = self._descend(state, samples, knobs)
+    informative = int(jnp.sum(scored.informative))
+    if not finite or not informative:
+      next_state = state
+    malformed = sum(turn.command is None for turn in played.said)
+    illegal = sum(not turn.legal for turn in played.said) - malformed
+    turns = max(len(played.said), 1)
+    return next_state._replace(step=state.step + 1), Update(
+        rollouts=played.rollouts,
+        returns=returns,
+        loss=sums.loss,
+        entropy=sums.entropy / max(trained, 1),
+        grad_norm=norm,
+        log_prob_gap=sums.gap / max(trained, 1),
+        informative=informative / rlcr.tasks,
+        nonfinite_groups=jnp.sum(~scored.finite),
+        overflow=False,
+        finite=finite,
+        extra={
+            'malformed_share': malformed / turns,
+            'illegal_share': illegal / turns,
+            'prompt_tokens_mean': speaker.read / turns,
+            'reused_token_share': speaker.reused / max(speaker.read, 1),
+            'messages_cut': float(speaker.messages_cut),
+            'sampling_seconds': sampled - began,
+            'compilations': float(getattr(self.engine, 'compilations', 0)),
+        },
+    )
+
+  def _samples(
+      self, said: list[play_lib.Said], scored: advantages.Advantages
+  ) -> list[trainer_lib.Sample]:
+    """All turns of informative groups, with the weight of their tokens."""
+    rlcr = self._rlcr
+    in_play = np.repeat(scored.informative, rlcr.group_size)
+    advantage = np.asarray(scored.values).reshape(-1)
+    counts = np.zeros((len(in_play), self.collective.num_agents), np.int32)
+    for turn in said:
+      counts[turn.rollout, turn.agent] += len(turn.utterance.ids)
+    counts = jnp.array(counts * in_play[:, None])
+    weight = np.asarray(losses.weights(rlcr.aggregation, counts, rlcr.constant))
+    return [
+        trainer_lib.Sample(
+            prompt=turn.utterance.prompt,
+            ids=turn.utterance.ids,
+            log_probs=turn.utterance.log_probs,
+            weight=float(weight[turn.rollout, turn.agent]),
+            advantage=float(advantage[turn.rollout]),
+        )
+        for turn in said
+        if in_play[turn.rollout]
+    ]
+
+  def _descend(self, state: LearnerState, samples, knobs: Knobs):
+    """The epochs over one batch; the sums are those of the first."""
+    config, trainer, frozen = self.config, self._trainer, self.model.frozen
+    batches = trainer.pack(samples, config.token_budget)
+    plain = not (
+        config.server_url or config.top_k or config.top_p < 1 or config.grammar
+    )
+    gap = None
+    if not plain:  # Sampled from another distribution than is trained.
+      batches, gap = trainer.reweigh(
+          state.params, frozen, batches, config.importance_cap
+      )
+    params, opt_state, first = state.params, state.opt_state, None
+    for _ in range(self._rlcr.epochs):
+      sums = trainer.sums(params, frozen, batches, knobs.entropy_bonus)
+      params, opt_state, norm, finite = trainer.descend(
+          params, opt_state, sums, knobs.learning_rate
+      )
+      if first is None:
+        first = sums._replace(grads=None, gap=sums.gap if gap is None else gap)
+    return (
+        state._replace(params=params, opt_state=opt_state),
+        first,
+        norm,
+        bool(finite),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def group_inputs(collective, key, index, rules, group_size):
+  """`rollout.group_inputs`, compiled."""
+  return rollout.group_inputs(collective, key, index, rules, group_size)

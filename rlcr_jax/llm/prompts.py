@@ -1,0 +1,207 @@
+"""What an agent reads and writes: the collective as text, commands as actions.
+
+A command is one line: the verb, the peer, the target, the text of a message, as
+far as the verb takes them:
+
+  work 3      wait      tell 4 about 3: it is finished      fire 2
+
+The command is the last line that is not empty; lines before it are reasoning,
+which costs its tokens and its time like any other output.
+"""
+
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+from envs import base
+import numpy as np
+from rlcr_jax.collective import Collective
+from rlcr_jax.observation import Action
+from rlcr_jax.observation import Observation
+
+
+class Message(NamedTuple):
+  """A delivered message, as its reader sees it."""
+
+  sender: int  # A seat.
+  target: int
+  text: str
+
+
+class Command(NamedTuple):
+  """A command that was understood; parts that the verb does not take are 0."""
+
+  verb: int
+  target: int = 0
+  peer: int = 0  # A seat.
+  text: str = ''
+
+
+class Moment(NamedTuple):
+  """One collective at one instant, on the host, as text is made from it."""
+
+  task: base.Task  # Leaves without a batch axis, like those of the world.
+  description: str  # Of the task, as text.
+  world: base.World
+  clock_ms: int
+  deadline_ms: int
+  progress: float
+  present: np.ndarray  # [N] bool.
+  chief: bool  # Does agent 0 hire and fire?
+  board: dict[int, Message]  # The latest post about each target.
+
+
+def write(verbs: tuple[base.VerbSpec, ...], command: Command) -> str:
+  """The line that `read` understands as this command."""
+  verb = verbs[command.verb]
+  words = [verb.name]
+  if verb.takes_peer:
+    words.append(str(command.peer))
+  if verb.takes_target:
+    words.append(('about ' if verb.takes_symbol else '') + str(command.target))
+  line = ' '.join(words)
+  return f'{line}: {command.text}'.rstrip() if verb.takes_symbol else line
+
+
+def read(verbs: tuple[base.VerbSpec, ...], text: str) -> Command | None:
+  """The command of a completion; None where it is not well formed.
+
+  Args:
+    verbs: those of a collective.
+    text: reasoning, if any, and then one line that is the command.
+  """
+  lines = [' '.join(line.split()) for line in text.split('\n')]
+  lines = [line for line in lines if line]
+  line = lines[-1] if lines else ''
+  for index, verb in enumerate(verbs):
+    pattern = verb.name
+    pattern += r' (?P<peer>\d+)' * verb.takes_peer
+    if verb.takes_target:
+      pattern += r' about' * verb.takes_symbol + r' (?P<target>\d+)'
+    pattern += r':\s*(?P<text>.*)' * verb.takes_symbol
+    match = re.fullmatch(pattern, line)
+    if match:
+      found = match.groupdict()
+      number = lambda part, found=found: min(int(found.get(part, 0)), 2**31 - 1)
+      return Command(
+          index, number('target'), number('peer'), found.get('text', '')
+      )
+  return None
+
+
+def action(verbs, obs: Observation, command: Command) -> tuple[Action, bool]:
+  """The action of a command, and whether it may have an effect.
+
+  Args:
+    verbs: those of a collective.
+    obs: what the agent sees; leaves without a batch axis.
+    command: what it wrote.
+  """
+  verb = verbs[command.verb]
+  legal = bool(obs.legal_verb[command.verb])
+  target = peer = 0
+  if verb.takes_target:
+    targets = obs.legal_target[command.verb]
+    inside = command.target < len(targets)
+    target = command.target if inside else 0
+    legal &= inside and bool(targets[target])
+  if verb.takes_peer:
+    at = np.flatnonzero(obs.legal_peer & (obs.peer_seat == command.peer))
+    peer = int(at[0]) if at.size else 0
+    legal &= at.size > 0
+  return Action(command.verb, target, peer, 0), legal
+
+
+def permitted(verbs, obs: Observation) -> tuple[str, ...]:
+  """All commands that are legal now; one that ends in ':' needs a text."""
+  lines = []
+  peers = obs.peer_seat[obs.legal_peer].tolist()
+  for index in np.flatnonzero(obs.legal_verb).tolist():
+    verb = verbs[index]
+    targets = np.flatnonzero(obs.legal_target[index]).tolist()
+    for peer in peers if verb.takes_peer else [0]:
+      for target in targets if verb.takes_target else [0]:
+        lines.append(write(verbs, Command(index, target, peer)))
+  return tuple(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+  """Renders what an agent reads as chat messages."""
+
+  collective: Collective
+  reasoning: bool = False  # Invite reasoning before the command?
+  rules: bool = True  # Say them? A model that was warm-started knows them.
+
+  def system(self, moment: Moment) -> str:
+    """The rules and the task: the same for all agents and at all times."""
+    if not self.rules:
+      return moment.description
+    forms = []
+    for index, verb in enumerate(self.collective.verbs):
+      line = write(self.collective.verbs, Command(index, text='TEXT'))
+      numbers = iter(['A', 'M'] if verb.takes_peer else ['M'])
+      forms.append(re.sub(r'\d+', lambda _, n=numbers: next(n), line))
+    ask = (
+        'Think briefly if it helps; the last line is your command.'
+        if self.reasoning
+        else 'Answer with one command.'
+    )
+    return (
+        'You are an agent of a team with one task. What counts is the'
+        ' progress when time is up; thinking, writing and reading take'
+        f' time.\n{ask}\nCommands: {"; ".join(forms)}\n{moment.description}'
+    )
+
+  def user(
+      self,
+      moment: Moment,
+      agent: int,
+      obs: Observation,
+      knows: np.ndarray,
+      last: str,
+      inbox: list[Message],
+  ) -> str:
+    """What has become of the task, and what others said.
+
+    Args:
+      moment: the collective.
+      agent: a seat.
+      obs: what the agent sees; leaves without a batch axis.
+      knows: [M] bool, the facts that it knows.
+      last: its last command and what became of it; '' for none.
+      inbox: direct messages since its last turn.
+    """
+    env = self.collective.env
+    team = ', '.join(str(seat) for seat in np.flatnonzero(moment.present))
+    role = ' (chief)' if moment.chief and agent == 0 else ''
+    seconds = lambda ms: f'{ms / 1000:.0f}'
+    lines = [
+        f'time {seconds(moment.clock_ms)} of {seconds(moment.deadline_ms)} s,'
+        f' progress {moment.progress:.2f}',
+        f'you are agent {agent}{role} of {team}',
+    ]
+    lines += [f'last: {last}'] * bool(last)
+    lines += [
+        f'from {m.sender} about {m.target}: {m.text}'.rstrip() for m in inbox
+    ]
+    lines += [
+        f'board {target} by {m.sender}: {m.text}'.rstrip()
+        for target, m in sorted(moment.board.items())
+    ]
+    legal = obs.legal_target[: len(env.verbs)]
+    lines.append(env.describe_view(moment.task, moment.world, knows, legal))
+    others = [
+        verb.name
+        for verb, ok in zip(self.collective.verbs, obs.legal_verb, strict=True)
+        if ok and not (verb.takes_target and not verb.takes_symbol)
+    ]
+    lines.append('also: ' + ', '.join(others))
+    return '\n'.join(lines)
+
+  def messages(self, moment: Moment, user: str) -> list[dict[str, Any]]:
+    """The chat: the rules and the task, then the agent's view."""
+    return [
+        {'role': 'system', 'content': self.system(moment)},
+        {'role': 'user', 'content': user},
+    ]

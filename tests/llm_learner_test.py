@@ -1,0 +1,172 @@
+"""Tests of RLCR with text, on a random model whose every word is chance."""
+
+from experiments.configs import llm_tiny
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rlcr_jax import advantages
+from rlcr_jax import checkpoints
+from rlcr_jax import incentives
+from rlcr_jax import train
+from rlcr_jax.llm import play
+from rlcr_jax.llm import prompts
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """Where the runs of this module share one warm start."""
+  return tmp_path_factory.mktemp('llm')
+
+
+def make_config(**llm):
+  config = llm_tiny.get_config('smoke')
+  config.deadline.first_ms = config.deadline.final_ms = 40_000
+  config.llm.update(llm)
+  return config
+
+
+@pytest.fixture(scope='module')
+def run(workdir):
+  """A run whose model was warm-started for two steps."""
+  return train.build(make_config(), workdir)
+
+
+@pytest.fixture(scope='module')
+def start(run):
+  """The state before the first update."""
+  return run.init()
+
+
+def knobs(run):
+  return run.config.rlcr.knobs(0, 2)
+
+
+def rules(run):
+  limits = jnp.full(run.config.rlcr.tasks, 40_000, jnp.int32)
+  return run.rules('collective', limits)
+
+
+def few_tokens(played):
+  """An incentive that differs between rollouts of a model that babbles."""
+  return -jnp.asarray(played.output_tokens).sum(1) / 100.0
+
+
+@pytest.fixture(scope='module')
+def stepped(run, start):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(incentives.INCENTIVES, 'deadline_return', few_tokens)
+    return run.learner.step(start, rules(run), knobs(run))
+
+
+def same(left, right):
+  pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+  return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_an_update_has_the_fields_of_the_simulated_path(run, stepped):
+  state, update = stepped
+  assert int(state.step) == 1
+  assert update.returns.shape == (2, 2)
+  assert update.finite and not update.overflow
+  assert update.grad_norm > 0 and update.entropy > 0
+  assert update.log_prob_gap < 1e-4  # Recomputed as sampled.
+  row = train.metrics.summarise(
+      run.learner.collective.verbs, update, np.array([40_000]), knobs(run)
+  )
+  assert 0 <= row['malformed_share'] <= 1
+  assert row['decisions'] == update.rollouts.decisions > 0
+  assert all(isinstance(value, float) for value in row.values())
+
+
+def test_the_same_seed_gives_the_same_update(run, start, stepped, monkeypatch):
+  monkeypatch.setitem(incentives.INCENTIVES, 'deadline_return', few_tokens)
+  again, update = run.learner.step(start, rules(run), knobs(run))
+  assert same(again.params, stepped[0].params)
+  assert same(update.rollouts, stepped[1].rollouts)
+  assert not same(again.params, start.params)
+
+
+def test_without_any_signal_nothing_changes(run, start, monkeypatch):
+  monkeypatch.setitem(
+      incentives.INCENTIVES,
+      'deadline_return',
+      lambda played: played.time_ms * 0,
+  )
+  state, update = run.learner.step(start, rules(run), knobs(run))
+  assert update.informative == 0
+  assert same(state.params, start.params)
+  assert same(state.opt_state, start.opt_state)
+  assert int(state.step) == 1
+
+
+def test_a_state_survives_its_checkpoint(run, stepped, tmp_path):
+  saved = checkpoints.Checkpoints(tmp_path)
+  saved.save(stepped[0])
+  restored = saved.restore(run.init())
+  saved.close()
+  assert same(restored.params, stepped[0].params)
+  assert same(restored.opt_state, stepped[0].opt_state)
+
+
+def test_adapters_alone_are_the_state(run, start, workdir, monkeypatch):
+  monkeypatch.setitem(incentives.INCENTIVES, 'deadline_return', few_tokens)
+  small = train.build(make_config(lora_rank=2), workdir)
+  state = small.init()
+  size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
+  assert size(state.params) < size(start.params) / 2
+  assert same(small.learner.model.merged(state.params), start.params)
+  _, update = small.learner.step(state, rules(small), knobs(small))
+  assert update.finite and update.grad_norm > 0
+  assert update.log_prob_gap < 1e-4
+
+
+@pytest.mark.parametrize(
+    'changes', [{'grammar': True}, {'top_k': 3}, {'top_p': 0.5}]
+)
+def test_another_sampling_distribution_shows_as_a_gap(
+    start, workdir, monkeypatch, changes
+):
+  monkeypatch.setitem(incentives.INCENTIVES, 'deadline_return', few_tokens)
+  other = train.build(make_config(**changes), workdir)
+  _, update = other.learner.step(start, rules(other), knobs(other))
+  assert update.finite and update.log_prob_gap > 0.01
+  if 'grammar' in changes:
+    assert update.extra['malformed_share'] == update.extra['illegal_share'] == 0
+
+
+def test_every_token_has_its_weight_and_the_advantage_of_its_rollout(run):
+  said = []
+  for rollout, agent, written in ((0, 0, 3), (0, 1, 1), (1, 0, 2), (2, 0, 9)):
+    utterance = play.Utterance(
+        'wait', written, 0, (1, 2), np.arange(written), np.zeros(written)
+    )
+    said.append(
+        play.Said(rollout, agent, 0, 0, utterance, prompts.Command(0), True)
+    )
+  scored = advantages.estimate('group_mean', jnp.array([[1.0, 0.0], [1, 1]]))
+  samples = run.learner._samples(said, scored)
+  # The second group has no signal; six tokens of the first share the weight.
+  assert [len(s.ids) for s in samples] == [3, 1, 2]
+  assert [s.advantage for s in samples] == [0.5, 0.5, -0.5]
+  assert sum(s.weight * len(s.ids) for s in samples) == pytest.approx(1.0)
+  assert len({s.weight for s in samples}) == 1
+
+
+def test_a_missing_model_is_told(tmp_path):
+  with pytest.raises(ValueError, match='llm.model=.*nowhere.* is not allowed'):
+    train.build(make_config(model='nowhere', warm_steps=0), tmp_path)
+
+
+def rows_of(gaps):
+  return [{'step': i, 'log_prob_gap': gap} for i, gap in enumerate(gaps)]
+
+
+def test_a_gap_that_grows_stops_the_run(run):
+  steady, grown = [1e-3] * 10, [0.03] * 10
+  train._check_gap(rows_of(steady + steady), 'collective', run.config)
+  train._check_gap(rows_of(grown + grown), 'collective', run.config)
+  with pytest.raises(train.GapError) as told:
+    train._check_gap(rows_of(steady + grown), 'collective', run.config)
+  text = str(told.value)
+  assert '0.001' in text and '0.03' in text and 'max_gap_growth' in text
