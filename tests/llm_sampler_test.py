@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import os
 
 from envs.base import NotAllowedError
 import jax
@@ -14,6 +15,7 @@ import pytest
 from rlcr_jax.llm import decode
 from rlcr_jax.llm import model
 from rlcr_jax.llm import sampler
+from rlcr_jax.llm import weights
 from rlcr_jax.llm.engine import Request
 from rlcr_jax.llm.engine import Sampling
 from tests import llm_tiny
@@ -386,3 +388,46 @@ def test_nothing_is_asked_of_a_closed_engine():
   fresh = engine(slots_limit=100)
   fresh.close()
   assert fresh.generate([], Sampling()) == []
+
+
+QUESTIONS = (
+    'What is the capital of France?',
+    'Name a colour.',
+    'Write one sentence about the sea, the wind and the rain in autumn.',
+    'What is 2 + 3?',
+    'Hi',
+)
+
+
+@pytest.mark.slow
+def test_smollm2_writes_what_transformers_writes_in_a_padded_batch(tmp_path):
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  if 'RLCR_JAX_SMOLLM2' not in os.environ:
+    pytest.skip('RLCR_JAX_SMOLLM2 names no .gguf file.')
+  loaded = weights.load(os.environ['RLCR_JAX_SMOLLM2'])
+  weights.save(tmp_path / 'model', *loaded)
+  theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'model')
+  tokenizer, prompts = loaded.tokenizer, []
+  for question in QUESTIONS:
+    text = tokenizer.chat([{'role': 'user', 'content': question}])
+    prompts.append(tokenizer.encode(text))
+  length = max(map(len, prompts))
+  pads = [length - len(prompt) for prompt in prompts]
+  assert len(set(pads)) > 3
+  rows = [[0] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)]
+  mask = [[0] * pad + [1] * (length - pad) for pad in pads]
+  written = theirs.eval().generate(
+      torch.tensor(rows),
+      attention_mask=torch.tensor(mask),
+      do_sample=False,
+      max_new_tokens=24,
+  )
+  ours = sampler.LocalEngine(*loaded).generate(
+      [Request((), tuple(prompt), jax.random.key(0)) for prompt in prompts],
+      Sampling(temperature=0, max_tokens=24),
+  )
+  for completion, row in zip(ours, written.numpy(), strict=True):
+    expected = row[length : length + len(completion.ids)]
+    np.testing.assert_array_equal(completion.ids, expected)
+  assert 'Paris' in ours[0].text and ours[0].finish == 'stop'

@@ -70,8 +70,8 @@ def read(
 ) -> tuple[chex.Array, model_lib.Cache]:
   """Logits [B, V] after tokens [B, T], padded on the left; a longer cache.
 
-  Other than in `model.apply`, no room is left in the cache for the tokens, to
-  which attention would go in vain.
+  Unlike `model.apply`, it needs no empty slots in the cache, over which
+  attention would go in vain.
   """
   model = nnx.merge(_structures(config)[0], params)
   logits, new = model(tokens, valid, cache, None, last_only=True)
@@ -154,7 +154,6 @@ def begin(
     rows: Rows,
     padding: chex.Array,
     root: chex.Array,
-    size: int,
     sampling: Sampling,
 ) -> State:
   """Draws the first token of each row.
@@ -165,13 +164,12 @@ def begin(
     rows: of the batch.
     padding: [B] bool, rows that are no request.
     root: [B] int32, first node of the grammar.
-    size: N, most tokens that can be drawn, static.
-    sampling: static.
+    sampling: static, with N as `max_tokens`.
 
   Returns:
     The state after one token.
   """
-  batch = len(padding)
+  batch, size = len(padding), sampling.max_tokens
   # Layer by layer: moving the axes of all at once takes several times longer.
   layers = range(len(cache.keys))
   keys = (jnp.transpose(cache.keys[i], (0, 2, 3, 1)) for i in layers)

@@ -42,18 +42,17 @@ class _Programs:
     self.unstack = self._jit(decode.unstack, config)
     self.gather = self._jit(prefixes.gather)
     self.read = self._jit(decode.read, config)
-    self.begin = self._jit(decode.begin, static_argnums=(5, 6))
+    self.begin = self._jit(decode.begin, static_argnums=5)
     self.advance = self._jit(
         decode.advance, config, static_argnums=5, donate_argnums=2
     )
 
   def _jit(self, function, *constants, **kwargs):
-    @functools.wraps(function)  # Whose name it has in profiles.
     def traced(*args):
       self.compilations += 1
       return function(*constants, *args)
 
-    del traced.__wrapped__  # Its signature is another.
+    traced.__name__ = function.__name__  # For profiles.
     return jax.jit(traced, **kwargs)
 
 
@@ -166,7 +165,7 @@ class LocalEngine:
     padding = self._put(np.arange(rows) >= count)
     static = dataclasses.replace(sampling, max_tokens=size, stop=())
     state = self._run.begin(
-        cache, logits, constant, padding, self._put(root), size, static
+        cache, logits, constant, padding, self._put(root), static
     )
     del cache, logits  # The state has them in another layout.
     state = self._finish(state, constant, sampling, static)
