@@ -4,8 +4,8 @@
       --workdir=DIR
 
 On 2 CPU cores: 6 minutes of training, one for the solo baseline, one for
-compilation and evaluation. Held-out return at 180 s on three seeds: 0.91, 0.92, 0.92; the
-oracle has 0.96 and one agent 0.29.
+compilation and evaluation. Held-out return at 180 s on three seeds: 0.91, 0.92
+and 0.92; the oracle has 0.96 and one agent 0.29.
 `--config.train_muted=True` adds the collective that never had a channel.
 
 Append `:smoke` to the path for a run of seconds that exercises every part.
