@@ -11,6 +11,7 @@ import os
 import pathlib
 
 import jax
+import pytest
 
 _CACHE = pathlib.Path.home() / '.cache' / 'rlcr_jax' / 'xla'
 _DEFAULTS = {
@@ -26,3 +27,10 @@ for name, value in _DEFAULTS.items():
   if name not in os.environ:
     os.environ[name] = str(value)
     jax.config.update(name.lower(), value)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _release_programs():
+  """Forgets a module's programs: a process can map only so much of memory."""
+  yield
+  jax.clear_caches()

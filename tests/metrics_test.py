@@ -51,6 +51,7 @@ def make_update(returns=((0.5, 1.0, 0.0),), **changes):
       'log_prob_gap': 0.0,
       'informative': 1.0,
       'nonfinite_groups': 0,
+      'extra': {'malformed_share': 0.125},
   }
   return types.SimpleNamespace(
       rollouts=make_rollouts(),
@@ -133,6 +134,7 @@ def test_row_by_hand():
       'entropy': 1.5,
       'learning_rate': 0.5,
       'entropy_bonus': 0.25,
+      'malformed_share': 0.125,
   }
   assert {name: row[name] for name in expected} == pytest.approx(expected)
   assert all(type(value) is float for value in row.values())
