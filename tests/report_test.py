@@ -323,6 +323,7 @@ def test_reads_the_columns_that_are_measured():
       rollouts=played,
       returns=np.array([[0.5, 0.7]]),
       nonfinite_groups=0,
+      extra={},
       **dict.fromkeys(numbers, 0.0),
   )
   knobs = metrics.learner.Knobs(jnp.float32(0), jnp.float32(0))
