@@ -46,6 +46,7 @@ STYLES: dict[str, Style] = {
     'solo': Style('solo', '#d55e00'),
     'muted': Style('channels cut', '#cc79a7'),
     'muted_trained': Style('trained muted', '#009e73'),
+    'warm_start': Style('warm start', '#56b4e9', '--'),
     'random': Style('random', '#9a9a9a', '--'),
     'oracle': Style('oracle', '#222222', '--'),
     'oracle_muted': Style('oracle, muted', '#8c6d31', '--'),
