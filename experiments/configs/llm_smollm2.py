@@ -5,7 +5,7 @@
       --workdir=DIR
 
 The model reads and writes as it was trained to; nothing is imitated first. The
-report has the transcript. TIMES
+report has the transcript. Time and memory have not been measured yet.
 """
 
 from experiments.configs import llm_tiny
