@@ -340,6 +340,11 @@ class Collective:
     """What `agent` ([] int32) sees; see `observation.observe`."""
     return observation.observe(self, task, rules, state, agent)
 
+  def sample_tokens(self, key: jax.Array, verb: chex.Array) -> chex.Array:
+    """[] int32: output tokens of a turn, drawn around the verb's median."""
+    medians = jnp.array([v.output_tokens for v in self.verbs])
+    return self.latency.sample_tokens(key, medians[verb])
+
   def duration_ms(
       self,
       state: CollectiveState,

@@ -20,6 +20,7 @@ from rlcr_jax import files
 from rlcr_jax import learner
 from rlcr_jax import metrics
 from rlcr_jax import rollout
+from rlcr_jax import roster
 from rlcr_jax import statistics
 from rlcr_jax import train
 from rlcr_jax.policies import scripted
@@ -117,12 +118,11 @@ class Evaluator:
     rules = config.collective.rules(
         deadline_ms, **({'awareness': config.env.awareness} | mode.rules)
     )
-    rules = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.tasks,)), rules)
     inputs = (
         self.params[mode.params],
         jax.random.key(config.evaluation.seed),
         jnp.arange(self.tasks),
-        rules,
+        roster.repeat(rules, self.tasks),
     )
     grid_ms = self.grid_ms(deadline_ms)
     if mode.policy in self._compiled:

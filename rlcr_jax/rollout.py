@@ -104,10 +104,7 @@ def decide(
   key = fold(states.agent_keys[b, agent], states.turn_index[b, agent])
   draw, spend = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
   action, log_prob = policy.sample(params, draw, obs)
-  medians = jnp.array([v.output_tokens for v in collective.verbs])
-  tokens = jax.vmap(collective.latency.sample_tokens)(
-      spend, medians[action.verb]
-  )
+  tokens = jax.vmap(collective.sample_tokens)(spend, action.verb)
   duration_ms = jax.vmap(collective.duration_ms)(
       mine, agent, action.verb, tokens
   )

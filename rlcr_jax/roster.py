@@ -86,6 +86,11 @@ def rules(
   )
 
 
+def repeat(rules_of_one: Rules, count: int) -> Rules:
+  """The same rules for several rollouts, [count] each."""
+  return Rules(*(jnp.broadcast_to(x, (count,)) for x in rules_of_one))
+
+
 def land(
     present: chex.Array,
     hires: chex.Array,

@@ -11,7 +11,6 @@ from typing import Any
 from absl import logging
 from envs.base import NotAllowedError
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from rlcr_jax import checkpoints
@@ -20,6 +19,7 @@ from rlcr_jax import deadlines
 from rlcr_jax import files
 from rlcr_jax import learner as learner_lib
 from rlcr_jax import metrics
+from rlcr_jax import roster
 from rlcr_jax.decisions import BufferFullError
 from rlcr_jax.policies import transformer
 
@@ -69,9 +69,7 @@ class Run:
     base = self.config.collective.rules(
         0, awareness=self.config.env.awareness, **ARMS[arm]
     )
-    whole = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, deadlines_ms.shape), base
-    )
+    whole = roster.repeat(base, len(deadlines_ms))
     return whole._replace(deadline_ms=deadlines_ms)
 
   def init(self) -> learner_lib.LearnerState:

@@ -10,7 +10,6 @@ Axes: `[B]` rows, `[S]` slots, of which the last `[N]` are for drawn tokens,
 `[W]` edges of a node of the grammar.
 """
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -49,12 +48,6 @@ class State(NamedTuple):
   step: chex.Array  # [] int32, tokens drawn per row.
 
 
-@functools.cache
-def _structures(config: model_lib.ModelConfig):
-  model = nnx.eval_shape(lambda: model_lib.Decoder(config, nnx.Rngs(params=0)))
-  return nnx.graphdef(model), nnx.graphdef(model.layers)
-
-
 def unstack(config: model_lib.ModelConfig, params: nnx.State) -> tuple:
   """The parameters of each layer, in arrays of their own."""
   layer = lambda i: jax.tree.map(lambda x: x[i], params['layers'])
@@ -73,7 +66,7 @@ def read(
   Unlike `model.apply`, it needs no empty slots in the cache, over which
   attention would go in vain.
   """
-  model = nnx.merge(_structures(config)[0], params)
+  model = model_lib.merged(config, params)
   logits, new = model(tokens, valid, cache, None, last_only=True)
   old = cache.keys, cache.values
   keys, values = (
@@ -241,8 +234,8 @@ def advance(
 
 def _read(config, params, layers, state, rows) -> tuple[State, chex.Array]:
   """Reads the newest token of each row; the logits [B, V] of the next one."""
-  structure, layer_structure = _structures(config)
-  model = nnx.merge(structure, params)
+  model = model_lib.merged(config, params)
+  structure = nnx.graphdef(model.layers)
   slots = rows.valid.shape[1]
   start = slots - state.ids.shape[1]
   slot = start + state.step - 1
@@ -254,7 +247,7 @@ def _read(config, params, layers, state, rows) -> tuple[State, chex.Array]:
   x = embed[state.ids[:, state.step - 1]]
   keys, values = list(state.keys), list(state.values)
   for i, params_of_layer in enumerate(layers):
-    layer = nnx.merge(layer_structure, params_of_layer)
+    layer = nnx.merge(structure, params_of_layer)
     x, keys[i], values[i] = _layer(
         layer, x, angles, keys[i], values[i], seen, slot
     )

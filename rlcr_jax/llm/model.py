@@ -248,6 +248,11 @@ def _abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
   return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(params=0))))
 
 
+def merged(config: ModelConfig, params: nnx.State) -> Decoder:
+  """The module with these parameters."""
+  return nnx.merge(_abstract(config)[0], params)
+
+
 def shapes(config: ModelConfig) -> nnx.State:
   """Shapes and types of the parameters that `init` makes."""
   return _abstract(config)[1]
@@ -285,7 +290,7 @@ def apply(
   chex.assert_equal_shape([tokens, valid])
   chex.assert_type(valid, bool)
   past = empty_cache(config, tokens.shape[0], 0) if cache is None else cache
-  model = nnx.merge(_abstract(config)[0], params)
+  model = merged(config, params)
   logits, (keys, values) = model(tokens, valid, past, lora, last_only)
   if cache is None:
     return logits, None

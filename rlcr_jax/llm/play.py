@@ -383,8 +383,5 @@ def _decide(collective, policy, params, scene: Scene):
   shape = scene.draw.shape
   flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), scene)
   action, _ = policy.sample(params, flat.draw, flat.observation)
-  medians = jnp.array([v.output_tokens for v in collective.verbs])
-  tokens = jax.vmap(collective.latency.sample_tokens)(
-      flat.spend, medians[action.verb]
-  )
+  tokens = jax.vmap(collective.sample_tokens)(flat.spend, action.verb)
   return jax.tree.map(lambda x: x.reshape(shape), (action, tokens))

@@ -35,16 +35,20 @@ _BUSY = 429  # Too many requests: worth another attempt, as all from 500 are.
 _LOST = (OSError, http.client.HTTPException, ValueError)
 
 
+def _post(url: str, content: Any, timeout_s: float) -> Any:
+  """Sends JSON; the answer is still to be read and closed."""
+  data = json.dumps(content).encode()
+  headers = {'Content-Type': 'application/json'}
+  request = urllib.request.Request(url, data, headers)
+  return urllib.request.urlopen(request, timeout=timeout_s)
+
+
 def reloader(url: str, timeout_s: float = 600.0) -> Callable[[Any], None]:
   """A hook that tells a server by POST to read the weights of a directory."""
 
   def reload(directory: pathlib.Path) -> None:
-    data = json.dumps({'model_path': str(directory)}).encode()
-    request = urllib.request.Request(
-        url, data, {'Content-Type': 'application/json'}
-    )
     try:
-      urllib.request.urlopen(request, timeout=timeout_s).close()
+      _post(url, {'model_path': str(directory)}, timeout_s).close()
     except OSError as error:  # Also what HTTP says in errors of its own.
       raise EngineError(f'{url} does not read new weights: {error}') from error
 
@@ -175,16 +179,13 @@ class ServerEngine:
     Raises:
       EngineError: if there is none, or the request is refused.
     """
-    wait_s, data = _FIRST_WAIT_S, json.dumps(body).encode()
+    wait_s = _FIRST_WAIT_S
     for attempt in range(self._retries + 1):
       if attempt:
         time.sleep(wait_s)
         wait_s *= 2
-      request = urllib.request.Request(
-          self._url, data, {'Content-Type': 'application/json'}
-      )
       try:
-        with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
+        with _post(self._url, body, self._timeout_s) as answer:
           return json.load(answer)
       except urllib.error.HTTPError as error:
         said = error.read().decode(errors='replace')

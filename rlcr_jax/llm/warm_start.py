@@ -15,6 +15,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rlcr_jax import roster
 from rlcr_jax.collective import Collective
 from rlcr_jax.learner import RlcrConfig
 from rlcr_jax.llm import learner as learner_lib
@@ -101,7 +102,7 @@ def transcripts(
       play.ScriptedSpeaker(collective, policy),
   )
   count = config.warm_rollouts
-  whole = jax.tree.map(lambda x: jnp.broadcast_to(x, (count,)), rules)
+  whole = roster.repeat(rules, count)
   given = learner_lib.group_inputs(collective, key, jnp.arange(count), whole, 1)
   play.play(collective, scribe, *given)
   return scribe.examples
