@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 
 Task = Any  # A pytree of arrays: one problem instance.
 World = Any  # A pytree of arrays: what agents have changed so far.
@@ -38,6 +39,7 @@ class VerbSpec(NamedTuple):
   acts_on_environment: bool  # Counts as useful work (signs of life, 1).
   takes_peer: bool = False
   takes_symbol: bool = False
+  learns: bool = False  # Only teaches its agent a fact that exists already.
 
 
 class Turns(NamedTuple):
@@ -91,12 +93,13 @@ class Environment(abc.ABC):
     """Names of the F columns of `TargetView.features`.
 
     The first are `PLANNING_FEATURES`, the same in all environments, by which
-    scripted policies plan: `open` (the world allows the first verb on this
-    target now), `priority` (list scheduling takes the largest first), `value`
-    (what completing it adds to progress, times M), `turns_left` (turns of the
-    first verb until it is complete), `missing` (facts that this agent lacks to
-    act on it), `blocks_me` (open targets that this target's fact would unlock
-    for this agent) and `wanted` (unfinished targets that need its fact).
+    scripted policies plan: `open` (whoever has the facts may act on this target
+    now, with a verb that does more than learn), `priority` (list scheduling
+    takes the largest first), `value` (what completing it adds to progress,
+    times M), `turns_left` (turns until it is complete), `missing` (facts that
+    this agent lacks to act on it), `blocks_me` (open targets that this target's
+    fact would unlock for this agent) and `wanted` (unfinished targets that need
+    its fact).
     """
 
   @abc.abstractmethod
@@ -110,6 +113,23 @@ class Environment(abc.ABC):
   @abc.abstractmethod
   def view(self, task: Task, world: World, knows: chex.Array) -> TargetView:
     """What an agent that knows the facts `knows` [M] bool sees and may do."""
+
+  def reference_verb(
+      self, features: chex.Array, legal: chex.Array
+  ) -> chex.Array:
+    """The verb with which a scripted policy acts on each target, [M] int32.
+
+    It is -1 where a sensible agent would do nothing now. Unless an environment
+    says otherwise it is the first legal verb that does more than learn.
+
+    Args:
+      features: [M, F], as in the `TargetView` of the agent.
+      legal: [V, M] bool, likewise.
+    """
+    del features
+    acts = jnp.array([not verb.learns for verb in self.verbs])
+    able = legal & acts[:, None]
+    return jnp.where(jnp.any(able, axis=0), jnp.argmax(able, axis=0), -1)
 
   @abc.abstractmethod
   def land(

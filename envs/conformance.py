@@ -24,12 +24,12 @@ def parse_legal(text: str, verbs: tuple[base.VerbSpec, ...]) -> np.ndarray:
 
   The text has one line per target, in the order of the targets:
 
-    name i: state, note, verb, verb
+    name i: state, note, verb i, verb i
 
   `name` is one word, the same for all targets and in `describe`, and `i` is the
   target's index. What follows is separated by commas: the state, then any
-  number of notes and the names of the verbs that are legal on this target. A
-  note is never equal to a verb's name.
+  number of notes and the commands that are legal on this target. A note is
+  never equal to a command.
 
   Args:
     text: what `describe_view` returned.
@@ -45,9 +45,11 @@ def parse_legal(text: str, verbs: tuple[base.VerbSpec, ...]) -> np.ndarray:
   for i, line in enumerate(text.splitlines()):
     match = re.fullmatch(rf'[A-Za-z]\w* {i}: (.+)', line)
     if match is None:
-      raise ValueError(f'{line!r} is not of the form "name {i}: state, verb".')
+      raise ValueError(
+          f'{line!r} is not of the form "name {i}: state, verb {i}".'
+      )
     parts = match[1].split(', ')[1:]
-    legal.append([verb.name in parts for verb in verbs])
+    legal.append([f'{verb.name} {i}' in parts for verb in verbs])
   return np.array(legal, bool).reshape(-1, len(verbs)).T
 
 
@@ -199,8 +201,8 @@ def _check_verbs(trial: _Trial) -> None:
   names = [verb.name for verb in verbs]
   _require(verbs and len(set(names)) == len(names), f'names double: {names}')
   _require(
-      any(verb.acts_on_environment for verb in verbs),
-      'none acts on the environment',
+      any(verb.acts_on_environment and not verb.learns for verb in verbs),
+      'none acts on the environment and does more than learn',
   )
   for verb in verbs:
     # `Turns` carries one target to `land`, and neither a peer nor a symbol.
@@ -212,6 +214,7 @@ def _check_verbs(trial: _Trial) -> None:
         ('output_tokens', 1 <= verb.output_tokens < np.inf),
         ('tool_ms', isinstance(verb.tool_ms, int) and verb.tool_ms >= 0),
         ('acts_on_environment', isinstance(verb.acts_on_environment, bool)),
+        ('learns', isinstance(verb.learns, bool)),
     ):
       _require(right, f'{verb.name}: {field}={getattr(verb, field)!r}')
 
@@ -360,16 +363,26 @@ def _check_features(trial: _Trial) -> None:
 
 
 def _check_planning(trial: _Trial) -> None:
-  column = {name: i for i, name in enumerate(trial.env.feature_names)}
+  env = trial.env
+  column = {name: i for i, name in enumerate(env.feature_names)}
+  acts = np.array([not verb.learns for verb in env.verbs])
+  advise = jax.jit(jax.vmap(env.reference_verb))
   for now in trial.instants:
-    features = np.asarray(now.views.features)
+    features, legal, _ = map(np.asarray, now.views)
     open_, missing = features[..., column['open']], column['missing']
     may = (open_ == 1) & (features[..., missing] == 0)  # [N, M]
     _require(
-        np.isin(open_, (0, 1)).all()
-        and (may == np.asarray(now.views.legal)[:, 0]).all(),
-        f'{now.now_ms} ms: the first verb must be legal where `open` is 1 and'
-        ' `missing` is 0, and only there',
+        np.isin(open_, (0, 1)).all() and (may == legal[:, acts].any(1)).all(),
+        f'{now.now_ms} ms: a verb that does more than learn must be legal where'
+        ' `open` is 1 and `missing` is 0, and only there',
+    )
+    advice = np.asarray(advise(*now.views[:2]))  # [N, M]
+    does = np.maximum(advice, 0)
+    allowed = np.take_along_axis(legal, does[:, None], axis=1)[:, 0]
+    _require(
+        ((advice < 0) | (allowed & acts[does])).all(),
+        f'{now.now_ms} ms: reference_verb must be legal and do more than learn,'
+        f' or be -1: {advice.tolist()}',
     )
 
 

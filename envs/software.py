@@ -108,7 +108,14 @@ class Software(base.Environment):
   def verbs(self) -> tuple[base.VerbSpec, ...]:
     return (
         base.VerbSpec('work', True, self.work_tokens, self.work_tool_ms, True),
-        base.VerbSpec('read', True, self.read_tokens, self.read_tool_ms, True),
+        base.VerbSpec(
+            'read',
+            True,
+            self.read_tokens,
+            self.read_tool_ms,
+            True,
+            learns=True,
+        ),
     )
 
   @property
@@ -287,7 +294,9 @@ class Software(base.Environment):
       state = f'{remaining[i]} units left' if remaining[i] else 'finished'
       notes = [state] + ['interface known'] * bool(knows[i])
       notes += [
-          v.name for v, ok in zip(self.verbs, legal[:, i], strict=True) if ok
+          f'{v.name} {i}'
+          for v, ok in zip(self.verbs, legal[:, i], strict=True)
+          if ok
       ]
       lines.append(f'module {i}: {", ".join(notes)}')
     return '\n'.join(lines)

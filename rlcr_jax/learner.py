@@ -201,6 +201,10 @@ def all_finite(tree: Params) -> chex.Array:
   return jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]).all()
 
 
+class NonFiniteError(RuntimeError):
+  """Loss or gradient became NaN or infinite."""
+
+
 class Learner:
   """Plays, scores and learns. Holds no state."""
 

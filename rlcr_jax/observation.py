@@ -5,6 +5,7 @@ masks of what is legal. Identities enter as sinusoids of an index, which break
 the symmetry between equal agents without fixing how many there are.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -113,8 +114,8 @@ def observe(
   news = _news(env, view, rules, state.mail, knows, agent)
   counts = (
       column(env, view, 'open') > 0,
-      view.legal[0],
-      jnp.any(view.legal[1:], axis=0),
+      _legal_for(env, view, learns=False),
+      _legal_for(env, view, learns=True),
       news,
   )
   return Observation(
@@ -134,6 +135,17 @@ def column(
 ) -> chex.Array:
   """One column of the environment's features, [M] float32."""
   return view.features[:, env.feature_names.index(name)]
+
+
+def _legal_for(env, view: base.TargetView, learns: bool) -> chex.Array:
+  """[M] bool: targets of the verbs that only learn, or of the others."""
+  rows = [
+      row
+      for verb, row in zip(env.verbs, view.legal, strict=True)
+      if verb.learns == learns
+  ]
+  none = jnp.zeros((env.num_targets,), bool)
+  return functools.reduce(jnp.logical_or, rows, none)
 
 
 def _news(

@@ -21,6 +21,7 @@ from rlcr_jax import learner as learner_lib
 from rlcr_jax import metrics
 from rlcr_jax import roster
 from rlcr_jax.decisions import BufferFullError
+from rlcr_jax.learner import NonFiniteError
 from rlcr_jax.policies import transformer
 
 # Fields that change how a run is carried out but not what it computes.
@@ -38,10 +39,6 @@ ARMS: dict[str, dict[str, Any]] = {
 _GAP_WINDOW, _GAP_FLOOR = 10, 0.02
 
 Progress = Callable[[str, dict[str, float]], None]
-
-
-class NonFiniteError(RuntimeError):
-  """Loss or gradient became NaN or infinite."""
 
 
 class GapError(RuntimeError):

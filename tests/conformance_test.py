@@ -35,13 +35,13 @@ def test_environments_with_other_knobs_conform(knobs):
 
 def test_legal_verbs_are_read_from_text():
   verbs = Software().verbs
-  text = 'module 0: done, read\nmodule 1: new, worked on, work\nmodule 2: new'
+  text = 'module 0: done, read 0\nmodule 1: new, seen, work 1\nmodule 2: new'
   np.testing.assert_array_equal(
       conformance.parse_legal(text, verbs),
       [[False, True, False], [True, False, False]],
   )
   # The state comes first, whatever it is called.
-  assert not conformance.parse_legal('module 0: read', verbs).any()
+  assert not conformance.parse_legal('module 0: read 0', verbs).any()
 
 
 @pytest.mark.parametrize(
@@ -208,11 +208,19 @@ def text_without_a_module(self, task):
 
 
 def view_without_verbs(self, *args):
-  return self.usual('describe_view', *args).replace(', read', '')
+  return self.usual('describe_view', *args).replace(', read', ', write')
 
 
 def view_without_a_module(self, *args):
   return self.usual('describe_view', *args).rsplit('\n', 1)[0]
+
+
+def always_works(self, features, legal):
+  return self.usual('reference_verb', features, legal) * 0
+
+
+def always_reads(self, features, legal):
+  return jnp.where(legal[1], 1, self.usual('reference_verb', features, legal))
 
 
 CALLS = itertools.count()
@@ -239,8 +247,10 @@ FAULTS = [
     ('view', rate, r"features are finite: \['value'\] at"),
     ('view', half_precision, "types.*'view'.*features is float16"),
     ('view', transposed, r"types.*'view'.*legal is bool\[4, 2\], not bool\[2"),
-    ('view', permissive, 'features say what is legal: .* the first verb must'),
-    ('view', half_open, 'features say what is legal: .* the first verb must'),
+    ('view', permissive, 'features say.*: a verb that does more than learn'),
+    ('view', half_open, 'features say.*: a verb that does more than learn'),
+    ('reference_verb', always_works, 'features say.*: reference_verb must be'),
+    ('reference_verb', always_reads, 'features say.*: reference_verb must be'),
     ('view', branches, 'types.*Attempted boolean conversion of traced'),
     ('bounds', peeks_at_tracers, r"under jit, \['bounds'\]"),
     ('bounds', low_bound, 'bounds: .* agents have progress .* above the bound'),
@@ -256,6 +266,7 @@ FAULTS = [
     ('verbs', with_verb(takes_symbol=True), 'verbs: read: takes_symbol=True'),
     ('verbs', with_verb(output_tokens=0), 'verbs: read: output_tokens=0'),
     ('verbs', with_verb(tool_ms=1.5), 'verbs: read: tool_ms=1.5'),
+    ('verbs', with_verb(learns=1), 'verbs: read: learns=1'),
     ('verbs', property(lambda self: IDLE), 'verbs: none acts on the'),
     ('verbs', property(lambda self: ()), 'verbs: names double'),
     ('feature_names', COLUMNS[::-1], 'static.*: feature_names must begin'),

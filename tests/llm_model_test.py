@@ -124,10 +124,10 @@ def test_a_cache_that_is_full_is_refused():
     score('smollm2', TOKENS, cache=cache)
 
 
-def test_only_the_last_logits():
-  logits, _ = score('qwen2', TOKENS, last_only=True)
-  assert logits.shape == (1, 1, llm_tiny.VOCAB)
-  CLOSE(logits[0, 0], plain('qwen2')[-1])
+@pytest.mark.parametrize('last', [1, 3, len(TOKENS)])
+def test_only_the_last_logits(last):
+  logits, _ = score('qwen2', TOKENS, last=last)
+  CLOSE(logits[0], plain('qwen2')[-last:])
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -160,10 +160,10 @@ def test_a_prompt_by_hand():
       'board 0 by 1:',
       'board 1 by 2: mine',
       'module 0: finished, interface known',
-      'module 1: 2 units left, work',
-      'module 2: 3 units left, work',
+      'module 1: 2 units left, work 1',
+      'module 2: 3 units left, work 2',
       'module 3: 1 units left',
-      'also: wait, tell, post',
+      'also: wait, tell 1|2 about 0|1|2, post about 0|1|2',
   ]
 
 

@@ -176,7 +176,7 @@ def loaded(name: str) -> weights.Loaded:
     return weights.load(write(pathlib.Path(folder), HF_CONFIGS[name]))
 
 
-apply = jax.jit(model.apply, static_argnums=0, static_argnames='last_only')
+apply = jax.jit(model.apply, static_argnums=0, static_argnames='last')
 
 
 def by_transformers(directory: pathlib.Path, tokens: np.ndarray) -> np.ndarray:

@@ -437,9 +437,7 @@ def test_smollm2_writes_the_same_tokens_in_a_padded_batch(smollm2):
   valid = np.arange(width)[None] >= width - lengths[:, None]
   cache, written = model.empty_cache(config, len(prompts), width + 24), []
   for _ in range(24):
-    logits, cache = llm_tiny.apply(
-        config, params, tokens, valid, cache, last_only=True
-    )
+    logits, cache = llm_tiny.apply(config, params, tokens, valid, cache, last=1)
     tokens = np.asarray(logits.argmax(-1), np.int32)
     valid = np.ones(tokens.shape, bool)
     written.append(tokens[:, 0])

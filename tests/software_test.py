@@ -533,7 +533,7 @@ def test_a_view_as_text():
   text = ENV.describe_view(TASK, world(0, 0, 2, 1), facts(0), seen.legal)
   assert text.splitlines() == [
       'module 0: finished, interface known',
-      'module 1: finished, read',
-      'module 2: 2 units left, work',
+      'module 1: finished, read 1',
+      'module 2: 2 units left, work 2',
       'module 3: 1 units left',
   ]

@@ -49,6 +49,7 @@ class LlmConfig:
   warm_rollouts: int = 256  # Of which transcripts are made.
   warm_batch: int = 64  # Turns per step.
   warm_learning_rate: float = 3e-3
+  warm_prompts: float = 1.0  # Weight of prompts in the loss; of answers: 1.
   warm_skill: float = 0.0  # Share of sensible moves among random legal ones.
   warm_seed: int = 0  # Apart from `seed`, so that runs share a warm start.
 
@@ -67,6 +68,12 @@ class LlmConfig:
     for field in ('importance_cap', 'max_gap_growth', 'warm_learning_rate'):
       value = getattr(self, field)
       need(0 < value < math.inf, f'llm.{field}', value, '> 0 and finite')
+    need(
+        0 <= self.warm_prompts < math.inf,
+        'llm.warm_prompts',
+        self.warm_prompts,
+        '>= 0 and finite',
+    )
     need(
         0 < self.temperature < math.inf,
         'llm.temperature',

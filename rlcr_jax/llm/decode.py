@@ -67,7 +67,7 @@ def read(
   attention would go in vain.
   """
   model = model_lib.merged(config, params)
-  logits, new = model(tokens, valid, cache, None, last_only=True)
+  logits, new = model(tokens, valid, cache, None, last=1)
   old = cache.keys, cache.values
   keys, values = (
       jnp.concatenate(pair, axis=2) for pair in zip(old, new, strict=True)

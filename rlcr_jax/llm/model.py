@@ -205,7 +205,7 @@ class Decoder(nnx.Module):
     self.norm = _norm(c.hidden_size, c, rngs)
     self.head = None if c.tie_word_embeddings else table()
 
-  def __call__(self, tokens, valid, cache, lora, last_only):
+  def __call__(self, tokens, valid, cache, lora, last):
     """See `apply`; the cache is always there and returned as it was written."""
     dtype = self.config.dtype
     read = jnp.sum(cache.valid, axis=1, dtype=jnp.int32)
@@ -227,7 +227,7 @@ class Decoder(nnx.Module):
     x = self.embed[...].astype(dtype)[tokens]
     scanned = (stacked, cache.keys, cache.values, lora)
     x, new = jax.lax.scan(layer, x, scanned)
-    x = self.norm(x[:, -1:] if last_only else x)
+    x = self.norm(x[:, x.shape[1] - last :])
     head = self.embed if self.head is None else self.head
     logits = jnp.einsum(
         'btd,vd->btv',
@@ -265,7 +265,7 @@ def apply(
     valid: chex.Array,
     cache: Cache | None = None,
     lora: Any = None,
-    last_only: bool = False,
+    last: int | None = None,
 ) -> tuple[jax.Array, Cache | None]:
   """Scores the next token after each token.
 
@@ -280,18 +280,19 @@ def apply(
     valid: [B, T] bool, false for padding.
     cache: what was read before, or None. `cache.length + T` slots must exist.
     lora: from `lora_init`, or None.
-    last_only: score only after the last column, static.
+    last: score only after so many columns, the last ones; static. None: all.
 
   Returns:
-    Logits [B, T, vocab] float32, of one column if `last_only`, and the cache
-    with the tokens written to slots `length` to `length + T - 1`, or None.
+    Logits [B, last, vocab] float32, and the cache with the tokens written to
+    slots `length` to `length + T - 1`, or None.
   """
   chex.assert_rank([tokens, valid], 2)
   chex.assert_equal_shape([tokens, valid])
   chex.assert_type(valid, bool)
   past = empty_cache(config, tokens.shape[0], 0) if cache is None else cache
   model = merged(config, params)
-  logits, (keys, values) = model(tokens, valid, past, lora, last_only)
+  last = tokens.shape[1] if last is None else last
+  logits, (keys, values) = model(tokens, valid, past, lora, last)
   if cache is None:
     return logits, None
   chex.assert_axis_dimension_gteq(cache.valid, 1, tokens.shape[1])

@@ -9,6 +9,7 @@ The command is the last line that is not empty; lines before it are reasoning,
 which costs its tokens and its time like any other output.
 """
 
+from collections.abc import Iterator
 import dataclasses
 import re
 from typing import Any, NamedTuple
@@ -54,13 +55,17 @@ class Moment(NamedTuple):
 def write(verbs: tuple[base.VerbSpec, ...], command: Command) -> str:
   """The line that `read` understands as this command."""
   verb = verbs[command.verb]
-  words = [verb.name]
-  if verb.takes_peer:
-    words.append(str(command.peer))
-  if verb.takes_target:
-    words.append(('about ' if verb.takes_symbol else '') + str(command.target))
-  line = ' '.join(words)
+  line = _form(verb, str(command.peer), str(command.target))
   return f'{line}: {command.text}'.rstrip() if verb.takes_symbol else line
+
+
+def _form(verb: base.VerbSpec, peer: str, target: str) -> str:
+  """A command without the text of its message."""
+  words = [verb.name]
+  words += [peer] * verb.takes_peer
+  words += ['about'] * (verb.takes_target and verb.takes_symbol)
+  words += [target] * verb.takes_target
+  return ' '.join(words)
 
 
 def read(verbs: tuple[base.VerbSpec, ...], text: str) -> Command | None:
@@ -137,11 +142,10 @@ class Prompts:
     """The rules and the task: the same for all agents and at all times."""
     if not self.rules:
       return moment.description
-    forms = []
-    for index, verb in enumerate(self.collective.verbs):
-      line = write(self.collective.verbs, Command(index, text='TEXT'))
-      numbers = iter(['A', 'M'] if verb.takes_peer else ['M'])
-      forms.append(re.sub(r'\d+', lambda _, n=numbers: next(n), line))
+    forms = [
+        _form(verb, 'A', 'M') + ': TEXT' * verb.takes_symbol
+        for verb in self.collective.verbs
+    ]
     ask = (
         'Think briefly if it helps; the last line is your command.'
         if self.reasoning
@@ -191,13 +195,17 @@ class Prompts:
     ]
     legal = obs.legal_target[: len(env.verbs)]
     lines.append(env.describe_view(moment.task, moment.world, knows, legal))
-    others = [
-        verb.name
-        for verb, ok in zip(self.collective.verbs, obs.legal_verb, strict=True)
-        if ok and not (verb.takes_target and not verb.takes_symbol)
-    ]
-    lines.append('also: ' + ', '.join(others))
+    lines.append('also: ' + ', '.join(self._others(obs)))
     return '\n'.join(lines)
+
+  def _others(self, obs: Observation) -> Iterator[str]:
+    """What else is legal, alternatives together: `tell 1|2 about 3`."""
+    peers = '|'.join(map(str, obs.peer_seat[obs.legal_peer]))
+    for index in np.flatnonzero(obs.legal_verb):
+      verb = self.collective.verbs[index]
+      targets = '|'.join(map(str, np.flatnonzero(obs.legal_target[index])))
+      if index >= len(self.collective.env.verbs) or not verb.takes_target:
+        yield _form(verb, peers, targets)
 
   def messages(self, moment: Moment, user: str) -> list[dict[str, Any]]:
     """The chat: the rules and the task, then the agent's view."""

@@ -37,7 +37,7 @@ class Sample(NamedTuple):
   prompt: Sequence[int]
   ids: np.ndarray  # [T] int32.
   log_probs: np.ndarray  # [T] float32, when sampled.
-  weight: float  # Of each of its tokens in the loss.
+  weight: float | np.ndarray  # Of its tokens in the loss, or [T], of each.
   advantage: float
 
 
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
   scored: chex.Array  # [R, K] bool: the last K columns that were written.
   log_probs: chex.Array  # [R, K] float32.
   importance: chex.Array  # [R, K] float32.
-  weight: chex.Array  # [R] float32.
+  weight: chex.Array  # [R, K] float32, 0 where nothing was written.
   advantage: chex.Array  # [R] float32.
 
 
@@ -83,12 +83,15 @@ def micro_batches(
   """
   sizes = [len(s.prompt) + len(s.ids) for s in sequences]
   order = sorted(range(len(sequences)), key=lambda i: -sizes[i])
-  ends = _up(max((len(s.ids) for s in sequences), default=1), _OUTPUTS)
+  ends = max((len(s.ids) for s in sequences), default=1)
+  ends = _up(ends, _OUTPUTS if ends <= _LENGTHS else _LENGTHS)
   while order:
-    length = _up(max(sizes[order[0]], ends + 1), _LENGTHS)
+    length = _up(sizes[order[0]], _LENGTHS)
     rows = max(token_budget // length // multiple, 1) * multiple
     taken, order = order[:rows], order[rows:]
-    yield _pack([sequences[i] for i in taken], rows, length, ends)
+    # The first column is never written, so nothing has to predict it.
+    scored = min(ends, length - 1)
+    yield _pack([sequences[i] for i in taken], rows, length, scored)
 
 
 def _pack(sequences, rows: int, length: int, ends: int) -> Batch:
@@ -98,7 +101,7 @@ def _pack(sequences, rows: int, length: int, ends: int) -> Batch:
       scored=np.zeros((rows, ends), bool),
       log_probs=np.zeros((rows, ends), np.float32),
       importance=np.ones((rows, ends), np.float32),
-      weight=np.zeros(rows, np.float32),
+      weight=np.zeros((rows, ends), np.float32),
       advantage=np.zeros(rows, np.float32),
   )
   for row, sequence in enumerate(sequences):
@@ -108,7 +111,7 @@ def _pack(sequences, rows: int, length: int, ends: int) -> Batch:
     batch.valid[row, length - size :] = True
     batch.scored[row, ends - written :] = True
     batch.log_probs[row, ends - written :] = sequence.log_probs
-    batch.weight[row] = sequence.weight
+    batch.weight[row, ends - written :] = sequence.weight
     batch.advantage[row] = sequence.advantage
   return batch
 
@@ -156,9 +159,14 @@ class Trainer:
     ends = batch.scored.shape[1]
     base, lora = (params, None) if frozen is None else (frozen, params)
     logits, _ = model_lib.apply(
-        self._config, base, batch.tokens, batch.valid, lora=lora
+        self._config,
+        base,
+        batch.tokens,
+        batch.valid,
+        lora=lora,
+        last=ends + 1,
     )
-    log_p = jax.nn.log_softmax(logits[:, -ends - 1 : -1] / self._temperature)
+    log_p = jax.nn.log_softmax(logits[:, :-1] / self._temperature)
     taken = jnp.take_along_axis(log_p, batch.tokens[:, -ends:, None], 2)
     entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=2)
     return taken[:, :, 0], entropy
@@ -166,16 +174,15 @@ class Trainer:
   def _gradient(self, params, frozen, batch: Batch, sums: Sums, bonus) -> Sums:
     """Adds one micro-batch to the sums; `frozen` is the base under adapters."""
     rlcr = self._rlcr
-    weight = jnp.where(batch.scored, batch.weight[:, None], 0.0)
-    count = lambda x: jnp.sum(jnp.where(weight > 0, x, 0.0))
+    count = lambda x: jnp.sum(jnp.where(batch.weight > 0, x, 0.0))
 
     def loss_of(params):
       log_prob, entropy = self._score(params, frozen, batch)
       term = batch.importance * losses.LOSSES[rlcr.loss](
           log_prob, batch.log_probs, batch.advantage[:, None], rlcr.clip
       )
-      loss = jnp.sum(jnp.where(batch.scored, weight * term, 0.0))
-      loss -= bonus * jnp.sum(jnp.where(batch.scored, weight * entropy, 0.0))
+      weigh = lambda x: jnp.sum(jnp.where(batch.scored, batch.weight * x, 0.0))
+      loss = weigh(term) - bonus * weigh(entropy)
       return loss, (count(entropy), count(jnp.abs(log_prob - batch.log_probs)))
 
     (loss, aux), grads = jax.value_and_grad(loss_of, has_aux=True)(params)

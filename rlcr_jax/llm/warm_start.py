@@ -8,6 +8,7 @@ and for how long it is trained, are knobs of the experiment.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import pathlib
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from rlcr_jax import roster
 from rlcr_jax.collective import Collective
+from rlcr_jax.learner import NonFiniteError
 from rlcr_jax.learner import RlcrConfig
 from rlcr_jax.llm import learner as learner_lib
 from rlcr_jax.llm import model as model_lib
@@ -171,7 +173,7 @@ def _imitate(collective, config, rlcr, rules, mesh, progress):
     examples = transcripts(collective, config, template, rules, keys[0])
     made = new_model(config, examples, keys[1])
     model = learner_lib.Model(made[0], made[2], mesh, made[1], None)
-  samples = _samples(model.tokenizer, examples)
+  samples = _samples(config, model.tokenizer, examples)
   trainer = trainer_lib.Trainer(
       model.config, dataclasses.replace(rlcr, loss='reinforce'), mesh
   )
@@ -179,30 +181,45 @@ def _imitate(collective, config, rlcr, rules, mesh, progress):
   order = np.random.default_rng(config.warm_seed)
   for step in range(config.warm_steps):
     chosen = order.choice(len(samples), config.warm_batch)
-    total = sum(len(samples[i].ids) for i in chosen)
-    batch = [samples[i]._replace(weight=1.0 / total) for i in chosen]
-    sums = trainer.sums(
-        params, model.frozen, trainer.pack(batch, config.token_budget)
-    )
+    batches = trainer.pack([samples[i] for i in chosen], config.token_budget)
+    sums = trainer.sums(params, model.frozen, batches)
     left = 1.0 - step / config.warm_steps
-    params, opt_state, _, _ = trainer.descend(
+    params, opt_state, _, finite = trainer.descend(
         params, opt_state, sums, config.warm_learning_rate * left
     )
+    if not finite:
+      raise NonFiniteError(
+          f'loss={float(sums.loss)} at step {step} of the warm start: it and'
+          ' the new parameters must be finite. Nothing was saved; a lower'
+          f' llm.warm_learning_rate={config.warm_learning_rate} may help.'
+      )
     row = {'step': step, 'steps': config.warm_steps, 'loss': float(sums.loss)}
     progress('warm start', row)
   return dataclasses.replace(model, params=params)
 
 
-def _samples(tokenizer, examples: list[Example]) -> list[trainer_lib.Sample]:
-  """Token ids; `REINFORCE` with an advantage of 1 is maximum likelihood."""
-  heads: dict[str, list[int]] = {}
-  end = tokenizer.encode(tokenizer.eos)
-  result = []
-  for example in examples:
-    if example.head not in heads:
-      heads[example.head] = tokenizer.encode(example.head)
-    ids = np.array(tokenizer.encode(example.answer) + end, np.int32)
-    prompt = heads[example.head] + tokenizer.encode(example.tail)
+def _samples(
+    config: LlmConfig, tokenizer: Tokenizer, examples: list[Example]
+) -> list[trainer_lib.Sample]:
+  """Token ids; `REINFORCE` with an advantage of 1 is maximum likelihood.
+
+  The weights of a batch's answers add up to 1 on average, and those of its
+  prompts to `warm_prompts`. Prompts teach a new model to copy, of which answers
+  are too short to tell it: it must find "work 3" in the view to write it.
+  """
+  encode = functools.cache(tokenizer.encode)  # Many prompts begin alike.
+  end = encode(tokenizer.eos)
+  prompts = [encode(e.head) + encode(e.tail) for e in examples]
+  answers = [encode(e.answer) + end for e in examples]
+  share = len(examples) / config.warm_batch
+  of_prompts = config.warm_prompts * share / sum(map(len, prompts))
+  of_answers = share / sum(map(len, answers))
+  samples = []
+  for prompt, answer in zip(prompts, answers, strict=True):
+    read = 1 if of_prompts else len(prompt)  # Not to be predicted.
+    ids = np.array(prompt[read:] + answer, np.int32)
+    weight = np.full(len(ids), of_answers, np.float32)
+    weight[: len(prompt) - read] = of_prompts
     none = np.zeros(len(ids), np.float32)
-    result.append(trainer_lib.Sample(prompt, ids, none, 1.0, 1.0))
-  return result
+    samples.append(trainer_lib.Sample(prompt[:read], ids, none, weight, 1.0))
+  return samples

@@ -109,26 +109,34 @@ class ListScheduler(_Scripted):
     mine = {name: me[i] for i, name in enumerate(MY_FEATURES)}
     in_flight = obs.targets[:, len(names)] > 0
     rank = mine['rank'].astype(jnp.int32)
+    verbs = self.collective.env.verbs
+    act = self.collective.env.reference_verb(
+        obs.targets[:, : len(names)], obs.legal_target[: len(verbs)]
+    )
     free = (column['open'] > 0) & ~in_flight
+    free &= (column['missing'] > 0) | (act >= 0)
     score = column['priority']
     if self.by_value:
       score = column['value'] / jnp.maximum(column['turns_left'], 1.0)
     score -= 10.0 * column['missing']
     target, found = _nth_best(score, free, rank)
-    need = obs.relations[target] & obs.legal_target[1] & ~in_flight
+    # The verb that learns; where there is none, nothing can be learned.
+    learn = max(range(len(verbs)), key=lambda i: verbs[i].learns)
+    can_learn = obs.legal_target[learn] & verbs[learn].learns
+    need = obs.relations[target] & can_learn & ~in_flight
     blocking = column['blocks_me']
     reads = found & (column['missing'][target] > 0)
     to_read, readable = _nth_best(blocking, need & (blocking > 0), 0)
     ahead, useful = _nth_best(
-        blocking, obs.legal_target[1] & (column['wanted'] > 0), rank
+        blocking, can_learn & (column['wanted'] > 0), rank
     )
     hires = obs.legal_verb[self.collective.verb(HIRE)]
     hires &= jnp.round(jnp.exp(2.0 * mine['log_team'])) < 1 + self.hires
     choices = (  # The first that applies.
         (hires, self.collective.verb(HIRE), 0),
-        (found & ~reads, 0, target),
-        (reads & readable, 1, to_read),
-        (~found & useful, 1, ahead),
+        (found & ~reads, act[target], target),
+        (reads & readable, learn, to_read),
+        (~found & useful, learn, ahead),
     )
     verb, where = self.collective.verb(WAIT), 0
     for applies, then_verb, then_target in reversed(choices):
