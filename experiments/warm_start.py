@@ -31,18 +31,14 @@ def main() -> None:
       mode: evaluator.summary(evaluator.play(mode, config.deadline.final_ms))
       for mode in ('warm_start', 'random', 'oracle')
   }
-  said = evaluator.said['warm_start']
-  result['warm_start'] |= {
-      'well_formed_share': sum(t.command is not None for t in said) / len(said),
-      'legal_share': sum(t.legal for t in said) / len(said),
-  }
+  result['warm_start'] |= evaluator.spoken['warm_start'].shares()
   files.write_json(workdir / 'warm_start.json', result)
   table = Table(title='Warm start, on held-out tasks')
-  for column in ('', 'return', 'team', 'well-formed', 'legal'):
+  for column in ('', 'return', 'team', 'not understood', 'not allowed'):
     table.add_column(column)
   for mode, entry in result.items():
     low, high = entry['return_ci95']
-    shares = [entry.get(f'{n}_share') for n in ('well_formed', 'legal')]
+    shares = [entry.get(f'{n}_share') for n in ('malformed', 'illegal')]
     table.add_row(
         mode.replace('_', ' '),
         f'{entry["return_mean"]:.3f} [{low:.3f}, {high:.3f}]',

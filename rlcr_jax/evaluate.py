@@ -59,8 +59,9 @@ class Evaluator:
   def __init__(self, run: train.Run, params: dict[str, Any]):
     """Takes trained parameters by arm; modes without theirs are left out."""
     self.run, self.params = run, {None: ()} | params
-    # What agents wrote and what became of it, by mode, where they write.
-    self.said: dict[str, list[Any]] = {}
+    # What agents wrote and what became of it, by mode, where they write; at
+    # the first deadline that was played, the full one.
+    self.spoken: dict[str, Any] = {}
     collective = run.learner.collective
     hires = run.config.collective.max_hires
     self.policies: dict[str, Policy] = {
@@ -128,7 +129,7 @@ class Evaluator:
     if mode.policy in self._compiled:
       return jax.device_get(self._compiled[mode.policy](*inputs, grid_ms))
     played, _ = self.run.learner.play(*inputs, grid_ms=grid_ms)
-    self.said.setdefault(name, played.said)  # At the full deadline, the first.
+    self.spoken.setdefault(name, played)
     return played.rollouts
 
   def summary(self, played: rollout.Rollouts) -> dict[str, Any]:
@@ -167,8 +168,8 @@ def evaluate(
     params['warm_start'] = run.init().params
   evaluator = Evaluator(run, params)
   result = _evaluate(evaluator)
-  if 'collective' in evaluator.said:
-    _write_transcript(evaluator.said['collective'], workdir)
+  if 'collective' in evaluator.spoken:
+    _write_transcript(evaluator.spoken['collective'].said, workdir)
   files.write_json(workdir / 'evaluation.json', result)
   return result
 
@@ -221,6 +222,8 @@ def _evaluate(evaluator: Evaluator) -> dict[str, Any]:
       'seed': run.config.run.seed,
       'modes': {n: evaluator.summary(r) for n, r in played.items()},
   }
+  for name, spoken in evaluator.spoken.items():
+    result['modes'][name] |= spoken.shares()
   references = [n for n in ('solo', 'greedy_solo') if n in evaluator.modes]
   result['matched_tokens'] = {
       n: _matched_tokens(evaluator, n, played['collective'], played[n])
@@ -228,11 +231,6 @@ def _evaluate(evaluator: Evaluator) -> dict[str, Any]:
   }
   if 'solo' in references:
     result['matched_tokens'] |= result['matched_tokens'].pop('solo')
-  if evaluator.said:
-    result['well_formed_share'] = {
-        name: float(np.mean([turn.command is not None for turn in said]))
-        for name, said in evaluator.said.items()
-    }
   result['by_deadline'] = _by_deadline(run, evaluator, play)
   keep = slice(0, None, 4)  # Enough for a figure.
   result['curves'] = {

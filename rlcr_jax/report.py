@@ -173,9 +173,12 @@ def caption(evaluation: dict[str, Any]) -> str:
         f' get as far (never on {never} of the tasks).'
     )
   sentences.append(_crossover(evaluation))
-  if 'collective' in (well_formed := evaluation.get('well_formed_share', {})):
-    share = _text(well_formed['collective'], '.1%')
-    sentences.append(f'{share} of its commands were well formed.')
+  spoken = evaluation.get('modes', {}).get('collective', {})
+  if 'malformed_share' in spoken:
+    sentences.append(
+        f'Of its commands {_text(spoken["malformed_share"], ".1%")} were not'
+        f' understood and {_text(spoken["illegal_share"], ".0%")} not allowed.'
+    )
   sentences.append(
       f'Deadline {_seconds(evaluation.get("deadline_ms"))},'
       f' {_text(evaluation.get("num_tasks"), ",.0f")} held-out tasks.'

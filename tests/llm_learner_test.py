@@ -47,6 +47,10 @@ def rules(run):
   return run.rules('collective', limits)
 
 
+def one(tree):
+  return jax.tree.map(lambda x: x[:1], tree)
+
+
 def few_tokens(played):
   """An incentive that differs between rollouts of a model that babbles."""
   return -jnp.asarray(played.output_tokens).sum(1) / 100.0
@@ -85,6 +89,21 @@ def test_the_same_seed_gives_the_same_update(run, start, stepped, monkeypatch):
   assert same(again.params, stepped[0].params)
   assert same(update.rollouts, stepped[1].rollouts)
   assert not same(again.params, start.params)
+
+
+def test_weights_go_to_the_engine_when_they_have_changed(
+    run, start, monkeypatch
+):
+  served, engine = [], run.learner.engine
+  honest = engine.update
+  monkeypatch.setattr(
+      engine, 'update', lambda params: (served.append(params), honest(params))
+  )
+  other = jax.tree.map(lambda x: x + 0, start.params)
+  for params in (other, other, start.params, other):
+    run.learner.play(params, start.key, jnp.arange(1), one(rules(run)))
+  assert [any(p is q for q in served) for p in (other, start.params)] == [1, 1]
+  assert len(served) == 3
 
 
 def test_without_any_signal_nothing_changes(run, start, monkeypatch):

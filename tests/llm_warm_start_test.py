@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rlcr_jax import config as config_lib
+from rlcr_jax import train
 from rlcr_jax.llm import build
 from rlcr_jax.llm import prompts
 from rlcr_jax.llm import tokens
@@ -124,10 +125,49 @@ def test_a_model_that_is_given_can_be_warm_started(tmp_path):
   assert not np.any(second.model.params['q']['b'])
 
 
-def test_samples_are_the_answer_and_the_end_of_the_turn():
+EXAMPLES = [
+    warm_start.Example('head', 'tail', 'work 3'),
+    warm_start.Example('head', 'another tail', 'wait'),
+]
+
+
+def make_samples(**llm):
   tokenizer = tokens.Tokenizer.byte_level(['work 3'], 300)
-  example = warm_start.Example('head', 'tail', 'work 3')
-  (sample,) = warm_start._samples(tokenizer, [example])
-  assert tokenizer.decode(sample.prompt) == 'headtail'
-  assert tokenizer.decode(sample.ids) == 'work 3<|im_end|>'
-  assert (sample.weight, sample.advantage) == (1.0, 1.0)
+  config = resolved(warm_batch=1, **llm).llm
+  return tokenizer, warm_start._samples(config, tokenizer, EXAMPLES)
+
+
+def test_samples_are_the_answer_and_the_end_of_the_turn():
+  tokenizer, samples = make_samples(warm_prompts=0.0)
+  assert tokenizer.decode(samples[0].prompt) == 'headtail'
+  assert tokenizer.decode(samples[0].ids) == 'work 3<|im_end|>'
+  # A batch has one sample, and half of the weight of both is 1.
+  assert sum(s.weight.sum() for s in samples) == pytest.approx(2.0)
+  assert all(np.ptp(s.weight) == 0 and s.advantage == 1 for s in samples)
+
+
+def test_prompts_are_learned_too_with_a_weight_of_their_own():
+  tokenizer, samples = make_samples(warm_prompts=0.5)
+  for sample, example in zip(samples, EXAMPLES, strict=True):
+    assert len(sample.prompt) == 1
+    whole = [*sample.prompt, *sample.ids]
+    assert tokenizer.decode(whole).startswith(example.head + example.tail)
+  _, answers = make_samples(warm_prompts=0.0)
+  sizes = [len(answer.ids) for answer in answers]
+  ends = [s.weight[-n:] for s, n in zip(samples, sizes, strict=True)]
+  for end, answer in zip(ends, answers, strict=True):
+    np.testing.assert_array_equal(end, answer.weight)
+  begins = [s.weight[:-n] for s, n in zip(samples, sizes, strict=True)]
+  # 2 * 0.5 for the tokens of both prompts; nothing predicts the first ones.
+  prompts_of = sum(len(b) for b in begins)
+  total = sum(b.sum() for b in begins)
+  assert total == pytest.approx(prompts_of / (prompts_of + 2))
+
+
+def test_a_warm_start_that_diverges_is_told_and_not_saved(tmp_path):
+  learner, losses = make(tmp_path, warm_steps=9, warm_learning_rate=1e30)
+  with pytest.raises(
+      train.NonFiniteError, match='step [1-9] of the warm start'
+  ):
+    _ = learner.model
+  assert losses and not (tmp_path / 'warm_start').exists()

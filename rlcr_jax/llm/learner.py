@@ -141,6 +141,7 @@ class LlmLearner:
     """
     self.collective, self.config, self._rlcr = collective, config, rlcr
     self._get_model, self._directory = get_model, directory
+    self._served: Params | None = None  # What the engine samples from.
 
   @functools.cached_property
   def model(self) -> Model:
@@ -189,7 +190,9 @@ class LlmLearner:
     Returns:
       The rollouts and turns, and the speaker with what it has counted.
     """
-    self.engine.update(self.model.merged(params))
+    if params is not self._served:
+      self.engine.update(self.model.merged(params))
+      self._served = params
     speaker = make_speaker(
         self.config, self.collective, self.model, self.engine
     )
@@ -225,9 +228,6 @@ class LlmLearner:
     informative = int(jnp.sum(scored.informative))
     if not finite or not informative:
       next_state = state
-    malformed = sum(turn.command is None for turn in played.said)
-    illegal = sum(not turn.legal for turn in played.said) - malformed
-    turns = max(len(played.said), 1)
     return next_state._replace(step=state.step + 1), Update(
         rollouts=played.rollouts,
         returns=returns,
@@ -239,10 +239,9 @@ class LlmLearner:
         nonfinite_groups=jnp.sum(~scored.finite),
         overflow=False,
         finite=finite,
-        extra={
-            'malformed_share': malformed / turns,
-            'illegal_share': illegal / turns,
-            'prompt_tokens_mean': speaker.read / turns,
+        extra=played.shares()
+        | {
+            'prompt_tokens_mean': speaker.read / max(len(played.said), 1),
             'reused_token_share': speaker.reused / max(speaker.read, 1),
             'messages_cut': float(speaker.messages_cut),
             'sampling_seconds': sampled - began,

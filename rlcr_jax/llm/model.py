@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from rlcr_jax.llm.model_config import ModelConfig
 
@@ -372,6 +373,13 @@ def partition_specs(config: ModelConfig) -> nnx.State:
     return P(None, 'tp') if names[-1] == 'bias' else P(*[None] * leaf.ndim)
 
   return jax.tree.map_with_path(spec, shapes(config))
+
+
+def row_sharding(mesh: Mesh) -> tuple[NamedSharding, int]:
+  """How rows are divided over a mesh (data and fsdp), and by how many."""
+  axes = tuple(axis for axis in ('data', 'fsdp') if axis in mesh.axis_names)
+  rows = NamedSharding(mesh, P(axes))
+  return rows, math.prod(mesh.shape[axis] for axis in axes)
 
 
 def check_mesh(config: ModelConfig, mesh: Mesh) -> None:

@@ -99,6 +99,16 @@ class Played(NamedTuple):
   rollouts: rollout.Rollouts  # [B], on the host.
   said: list[Said]
 
+  def shares(self) -> dict[str, float]:
+    """Shares of turns: not understood, and understood but not allowed."""
+    malformed = sum(turn.command is None for turn in self.said)
+    illegal = sum(not turn.legal for turn in self.said) - malformed
+    turns = max(len(self.said), 1)
+    return {
+        'malformed_share': malformed / turns,
+        'illegal_share': illegal / turns,
+    }
+
 
 class _Look(NamedTuple):
   """What the host needs to see of all collectives; [B] or [B, N] first."""

@@ -8,7 +8,6 @@ import bisect
 from collections.abc import Sequence
 import dataclasses
 import functools
-import math
 from typing import Any
 
 from envs.base import require
@@ -16,7 +15,6 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 import numpy as np
 from rlcr_jax.llm import decode
 from rlcr_jax.llm import engine
@@ -29,7 +27,6 @@ from rlcr_jax.llm.tokens import Tokenizer
 
 _CHUNK = 8  # Tokens between two searches for stop strings.
 _SMALLEST = 16  # Slots; more are rounded up to 16, 24, 32, 48, 64, 96 ...
-_ROW_AXES = 'data', 'fsdp'  # Of the mesh, as in training.
 _MODELS = 8  # Whose programs are remembered.
 _TRIES = 256  # Grammars that are remembered.
 
@@ -108,7 +105,9 @@ class LocalEngine:
       params = model_lib.lora_merge(self._config, params, lora)
     self._params, self._layers = params, self._run.unstack(params)
     self._prefixes = prefixes.Prefixes(self._prefix_slots)
-    self._sharding, self._parts = _row_sharding(params)
+    self._sharding, self._parts = jax.tree.leaves(params)[0].sharding, 1
+    if isinstance(self._sharding, NamedSharding):
+      self._sharding, self._parts = model_lib.row_sharding(self._sharding.mesh)
 
   def close(self) -> None:
     """See `engine.Engine`."""
@@ -283,14 +282,3 @@ def _rounded(size: int) -> int:
   power = max(_SMALLEST, 1 << (size - 1).bit_length())
   less = power * 3 // 4
   return less if _SMALLEST <= less and size <= less else power
-
-
-def _row_sharding(params: nnx.State) -> tuple[jax.sharding.Sharding, int]:
-  """How rows are divided over the devices of the weights, and by how many."""
-  sharding = jax.tree.leaves(params)[0].sharding
-  if not isinstance(sharding, NamedSharding):
-    return sharding, 1
-  mesh = sharding.mesh
-  axes = tuple(axis for axis in _ROW_AXES if axis in mesh.axis_names)
-  rows = NamedSharding(mesh, PartitionSpec(axes))
-  return rows, math.prod(mesh.shape[axis] for axis in axes)

@@ -14,8 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 import numpy as np
 import optax
 from rlcr_jax import losses
@@ -148,9 +146,7 @@ class Trainer:
 
   def pack(self, samples: Sequence[Sample], token_budget: int) -> list[Batch]:
     """Micro-batches on the mesh, their rows split over data and fsdp."""
-    rows = 'data', 'fsdp'
-    multiple = math.prod(self._mesh.shape[axis] for axis in rows)
-    split = NamedSharding(self._mesh, PartitionSpec(rows))
+    split, multiple = model_lib.row_sharding(self._mesh)
     batches = micro_batches(samples, token_budget, multiple)
     return [jax.device_put(batch, split) for batch in batches]
 
