@@ -128,15 +128,16 @@ class Benchmark:
   def __init__(self, run: train.Run, repeats: int):
     self.run, self.repeats = run, repeats
     self.config = run.config.rlcr
-    self.collective = run.learner.collective
+    ((self.env, part),) = run.learner.parts.items()
+    self.collective = part.collective
     self.mesh = run.learner.mesh
-    self.policy = HireAll(run.learner.policy)
+    self.policy = HireAll(part.policy)
     self.learner = learner_lib.Learner(
-        self.collective, self.policy, self.config, self.mesh
+        {self.env: part._replace(policy=self.policy)}, self.config, self.mesh
     )
     self.params = self.learner.init(jax.random.key(0)).params
     limits = jnp.full(self.config.tasks, run.config.deadline.final_ms)
-    self.rules = run.rules('collective', limits.astype(jnp.int32))
+    self.rules = run.rules('collective', limits.astype(jnp.int32))[self.env]
     self.index = jnp.arange(self.config.tasks)
 
   def _sharded(self, function):
@@ -158,7 +159,8 @@ class Benchmark:
     knobs = self.config.knobs(0, 2)
     update = jax.jit(self.learner.update)  # Without donation, to repeat it.
     state = self.learner.init(jax.random.key(0))
-    call = lambda: update(state, self.index, self.rules, knobs)[1]
+    given = {self.env: self.index}, {self.env: self.rules}
+    call = lambda: update(state, *given, knobs)[1][self.env]
     seconds = _median_seconds(call, self.repeats)
     return seconds, int(call().rollouts.decisions)
 

@@ -26,7 +26,8 @@ def main() -> None:
   )
   evaluation = evaluate.evaluate(config, workdir)
   page = report.write_report(workdir)
-  cli.CONSOLE.print(report.table(evaluation))
+  for table in report.tables(evaluation):
+    cli.CONSOLE.print(table)
   cli.CONSOLE.print(f'report: {page}')
 
 

@@ -30,7 +30,8 @@ def main() -> None:
   evaluation = evaluate.evaluate(config, workdir)
   page = report.write_report(workdir)
   files.write_text(done, f'{config.steps} steps\n')
-  cli.CONSOLE.print(report.table(evaluation))
+  for table in report.tables(evaluation):
+    cli.CONSOLE.print(table)
   cli.CONSOLE.print(f'report: {page}')
 
 

@@ -131,6 +131,11 @@ class Collective:
   def num_agents(self) -> int:
     return self.config.num_agents
 
+  def rules(self, deadline_ms, **changes) -> Rules:
+    """The rules of this organisation in this world; see `roster.rules`."""
+    seen = {'awareness': self.env.awareness}
+    return self.config.rules(deadline_ms, **(seen | changes))
+
   @property
   def num_peers(self) -> int:
     """K, the size of the peer window; a padded seat when alone."""

@@ -7,6 +7,7 @@ defined. `resolve` checks all of it before any long work starts.
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 from envs import registry
@@ -71,13 +72,15 @@ _SECTIONS = {
     'evaluation': EvaluationConfig,
 }
 POLICIES = ('transformer', 'llm')
+MIXTURE = 'mixture'  # `env.name` where `env` has several environments.
 
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
   """Everything that a run is made of."""
 
-  env: Environment
+  envs: dict[str, Environment]
+  weights: dict[str, float]  # Of the environments, adding up to 1.
   collective: collective_lib.CollectiveConfig
   latency: clock.LatencyModel
   deadline: deadlines.DeadlineConfig
@@ -88,20 +91,47 @@ class Resolved:
   evaluation: EvaluationConfig
   run: RunConfig
 
-  def make_collective(self) -> collective_lib.Collective:
-    """The collective that the sections describe."""
-    return collective_lib.Collective(self.env, self.collective, self.latency)
+  def make_collectives(self) -> dict[str, collective_lib.Collective]:
+    """The collective that the sections describe, in each environment."""
+    return {
+        name: collective_lib.Collective(env, self.collective, self.latency)
+        for name, env in self.envs.items()
+    }
+
+  def tasks(self) -> dict[str, int]:
+    """How many tasks of an update each environment has: its share, or one."""
+    total = self.rlcr.tasks
+    shares = {name: total * weight for name, weight in self.weights.items()}
+    tasks = {name: max(int(share), 1) for name, share in shares.items()}
+    lacks = lambda name: shares[name] - tasks[name]
+    while sum(tasks.values()) < total:
+      tasks[max(tasks, key=lacks)] += 1
+    while sum(tasks.values()) > total:
+      tasks[min((n for n in tasks if tasks[n] > 1), key=lacks)] -= 1
+    return tasks
 
 
 def _fields(cls: type[Any]) -> dict[str, Any]:
   return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
-def defaults(env_name: str = 'software') -> ml_collections.ConfigDict:
-  """All fields of a run on one environment, with their defaults."""
+def defaults(*env_names: str) -> ml_collections.ConfigDict:
+  """All fields of a run, with their defaults.
+
+  Args:
+    *env_names: the environment, or several of which a mixture is made, each
+      with the same weight. None: `software`.
+  """
   config = ml_collections.ConfigDict(_fields(RunConfig))
-  env = registry.make(env_name)
-  config.env = {'name': env_name} | dataclasses.asdict(env)
+  envs = {
+      name: dataclasses.asdict(registry.make(name))
+      for name in env_names or ('software',)
+  }
+  if len(envs) == 1:
+    ((name, knobs),) = envs.items()
+    config.env = {'name': name} | knobs
+  else:
+    config.env = {'name': MIXTURE, 'weights': dict.fromkeys(envs, 1.0)} | envs
   for section, cls in _SECTIONS.items():
     config[section] = _fields(cls)
   config.policy = {'name': 'transformer'} | _fields(
@@ -144,13 +174,14 @@ def resolve(config: ml_collections.ConfigDict) -> Resolved:
   sections = {name: fields.pop(name, None) for name in own}
   for name, section in sections.items():
     require(isinstance(section, dict), name, section, 'a section of fields')
-  env, policy = dict(sections.pop('env')), dict(sections.pop('policy'))
-  env_name, policy_name = env.pop('name', None), policy.pop('name', None)
+  envs, weights = _environments(dict(sections.pop('env')))
+  policy = dict(sections.pop('policy'))
+  policy_name = policy.pop('name', None)
   known = policy_name in POLICIES
   require(known, 'policy.name', policy_name, f'one of {POLICIES}')
-  made = registry.make(env_name)
   resolved = Resolved(
-      env=registry.make(env_name, **_typed(type(made), 'env.', env)),
+      envs=envs,
+      weights=weights,
       policy_name=policy_name,
       policy=_build('policy', policy),
       run=RunConfig(**_typed(RunConfig, '', fields)),
@@ -160,10 +191,51 @@ def resolve(config: ml_collections.ConfigDict) -> Resolved:
   return resolved
 
 
+def _environments(
+    section: dict[str, Any],
+) -> tuple[dict[str, Environment], dict[str, float]]:
+  """The environments of the section `env`, and their weights."""
+  name = section.pop('name', None)
+  if name != MIXTURE:
+    return {name: _environment(name, 'env.', section)}, {name: 1.0}
+  weights = section.pop('weights', None)
+  fits = isinstance(weights, dict) and set(weights) == set(section) != set()
+  require(
+      fits,
+      'env.weights',
+      weights,
+      f'one number for each environment of the mixture: {sorted(section)}',
+  )
+  for part, weight in weights.items():
+    number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    fits = number and 0 < weight < math.inf
+    require(fits, f'env.weights.{part}', weight, 'a number > 0')
+  envs = {
+      part: _environment(part, f'env.{part}.', dict(section[part]))
+      for part in weights
+  }
+  total = sum(weights.values())
+  return envs, {part: weight / total for part, weight in weights.items()}
+
+
+def _environment(name: str, prefix: str, knobs: dict[str, Any]) -> Environment:
+  return registry.make(name, **_typed(type(registry.make(name)), prefix, knobs))
+
+
 def _check_together(resolved: Resolved) -> None:
   """Checks that concern more than one section."""
-  collective = resolved.make_collective()
+  require(
+      resolved.rlcr.tasks >= len(resolved.envs),
+      'rlcr.tasks',
+      resolved.rlcr.tasks,
+      f'>= {len(resolved.envs)}, one for each environment',
+  )
   resolved.collective.rules(1)  # The organisation exists.
+  for collective in resolved.make_collectives().values():
+    _check_first_deadline(resolved, collective)
+
+
+def _check_first_deadline(resolved: Resolved, collective) -> None:
   newcomer_ms = int(
       resolved.latency.duration_ms(0, resolved.collective.task_tokens, 0)
   )
@@ -179,7 +251,8 @@ def _check_together(resolved: Resolved) -> None:
       resolved.deadline.first_ms >= shortest_ms,
       'deadline.first_ms',
       resolved.deadline.first_ms,
-      f'>= {shortest_ms} ms, or no action on the environment could ever land',
+      f'>= {shortest_ms} ms, or no action on {collective.env.name} could ever'
+      ' land',
   )
 
 

@@ -19,16 +19,14 @@ from rlcr_jax import checkpoints
 from rlcr_jax import files
 from rlcr_jax import learner
 from rlcr_jax import metrics
+from rlcr_jax import references
 from rlcr_jax import rollout
 from rlcr_jax import roster
 from rlcr_jax import statistics
 from rlcr_jax import train
-from rlcr_jax.policies import scripted
 from rlcr_jax.policies.base import Policy
 
 _GRID = 513  # Times at which progress is recorded in a rollout.
-_ORACLE = {'awareness': True, 'free_facts': True}
-_MUTED = {'direct': False, 'board': False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,36 +41,39 @@ class Mode:
 MODES: dict[str, Mode] = {
     'collective': Mode('trained', 'collective', {}),
     'solo': Mode('trained', 'solo', {'organisation': 'solo'}),
-    'muted': Mode('trained', 'collective', _MUTED),
-    'muted_trained': Mode('trained', 'muted', _MUTED),
+    'muted': Mode('trained', 'collective', references.MUTED),
+    'muted_trained': Mode('trained', 'muted', references.MUTED),
     'warm_start': Mode('trained', 'warm_start', {}),  # Before RL.
-    'random': Mode('random', None, {}),
-    'oracle': Mode('oracle', None, _ORACLE),
-    'oracle_muted': Mode('oracle', None, {'awareness': True} | _MUTED),
-    'greedy_solo': Mode('greedy', None, {'organisation': 'solo'}),
+} | {
+    name: Mode(policy, None, rules)
+    for name, (policy, rules) in references.MODES.items()
 }
 
 
 class Evaluator:
-  """Plays modes on the held-out tasks of a run."""
+  """Plays modes on the held-out tasks of one environment of a run."""
 
-  def __init__(self, run: train.Run, params: dict[str, Any]):
-    """Takes trained parameters by arm; modes without theirs are left out."""
+  def __init__(
+      self, run: train.Run, params: dict[str, Any], env: str | None = None
+  ):
+    """Compiles the modes, lazily.
+
+    Args:
+      run: the run.
+      params: trained parameters by arm; modes without theirs are left out.
+      env: which environment; None: the first.
+    """
     self.run, self.params = run, {None: ()} | params
+    self.env = env or next(iter(run.collectives))
     # What agents wrote and what became of it, by mode, where they write; at
     # the first deadline that was played, the full one.
     self.spoken: dict[str, Any] = {}
-    collective = run.learner.collective
-    hires = run.config.collective.max_hires
-    self.policies: dict[str, Policy] = {
-        'random': scripted.RandomPolicy(collective),
-        'oracle': scripted.ListScheduler(collective, hires),
-        'greedy': scripted.ListScheduler(collective, 0, by_value=True),
-    }
+    collective = self.collective = run.collectives[self.env]
+    self.policies: dict[str, Policy] = references.policies(collective)
     if run.config.policy_name != 'llm':
       # On the host: evaluation may use more devices than training did.
       self.params = {None: ()} | jax.device_get(params)
-      self.policies['trained'] = run.learner.policy
+      self.policies['trained'] = run.learner.parts[self.env].policy
     self.tasks = run.config.evaluation.num_tasks
     self.modes = {n: m for n, m in MODES.items() if m.params in self.params}
     self._mesh = learner.default_mesh(self.tasks)
@@ -86,7 +87,7 @@ class Evaluator:
 
     def play(params, key, index, rules, grid_ms):
       rollouts, _ = rollout.play_groups(
-          self.run.learner.collective,
+          self.collective,
           policy,
           params,
           key,
@@ -116,9 +117,7 @@ class Evaluator:
     """One rollout of every held-out task, [P] each."""
     mode = self.modes[name]
     config = self.run.config
-    rules = config.collective.rules(
-        deadline_ms, **({'awareness': config.env.awareness} | mode.rules)
-    )
+    rules = self.collective.rules(deadline_ms, **mode.rules)
     inputs = (
         self.params[mode.params],
         jax.random.key(config.evaluation.seed),
@@ -128,13 +127,13 @@ class Evaluator:
     grid_ms = self.grid_ms(deadline_ms)
     if mode.policy in self._compiled:
       return jax.device_get(self._compiled[mode.policy](*inputs, grid_ms))
-    played, _ = self.run.learner.play(*inputs, grid_ms=grid_ms)
+    played, _ = self.run.learner.play(self.env, *inputs, grid_ms=grid_ms)
     self.spoken.setdefault(name, played)
     return played.rollouts
 
   def summary(self, played: rollout.Rollouts) -> dict[str, Any]:
     """The entry of a mode in `evaluation.json`."""
-    signs = metrics.signs_of_life(self.run.learner.collective.verbs, played)
+    signs = metrics.signs_of_life(self.collective.verbs, played)
     mean, ci95 = statistics.mean_ci95(played.progress)
     entry = {'return_mean': mean, 'return_ci95': ci95}
     return entry | {
@@ -166,10 +165,11 @@ def evaluate(
   params = {arm: _load(run, arm, workdir) for arm in run.arms}
   if run.config.policy_name == 'llm':
     params['warm_start'] = run.init().params
-  evaluator = Evaluator(run, params)
-  result = _evaluate(evaluator)
-  if 'collective' in evaluator.spoken:
-    _write_transcript(evaluator.spoken['collective'].said, workdir)
+  evaluators = [Evaluator(run, params, env) for env in run.collectives]
+  result = _evaluate_all(evaluators)
+  spoken = evaluators[0].spoken
+  if 'collective' in spoken:
+    _write_transcript(spoken['collective'].said, workdir)
   files.write_json(workdir / 'evaluation.json', result)
   return result
 
@@ -208,10 +208,46 @@ def _load(run: train.Run, arm: str, workdir: pathlib.Path):
 
 def evaluate_params(run: train.Run, params: dict[str, Any]) -> dict[str, Any]:
   """The evaluation of given parameters, one set per arm."""
-  return _evaluate(Evaluator(run, params))
+  return _evaluate_all([Evaluator(run, params, env) for env in run.collectives])
 
 
-def _evaluate(evaluator: Evaluator) -> dict[str, Any]:
+def _evaluate_all(evaluators: list[Evaluator]) -> dict[str, Any]:
+  """The only environment's evaluation, or that of a mixture.
+
+  Of a mixture, `environments` has them all and `modes` their weighted mean.
+  What a mode returns is first divided by the mean return of the oracle there,
+  so that environments of which much or little can be had count alike.
+  """
+  played = [_evaluate(evaluator) for evaluator in evaluators]
+  if len(played) == 1:
+    return played[0][0]
+  run = evaluators[0].run
+  modes = {}
+  for mode in evaluators[0].modes:
+    shares = [
+        weight * rollouts[mode].progress / rollouts['oracle'].progress.mean()
+        for weight, (_, rollouts) in zip(
+            run.config.weights.values(), played, strict=True
+        )
+    ]
+    mean, ci95 = statistics.mean_ci95(np.sum(shares, axis=0))
+    modes[mode] = {'return_mean': mean, 'return_ci95': ci95}
+  first = played[0][0]
+  return {
+      name: first[name] for name in ('deadline_ms', 'num_tasks', 'seed')
+  } | {
+      'modes': modes,
+      'environments': {
+          evaluator.env: result
+          for evaluator, (result, _) in zip(evaluators, played, strict=True)
+      },
+  }
+
+
+def _evaluate(
+    evaluator: Evaluator,
+) -> tuple[dict[str, Any], dict[str, rollout.Rollouts]]:
+  """The evaluation, and the rollouts of every mode at the full deadline."""
   run = evaluator.run
   deadline_ms = run.config.deadline.final_ms
   play = functools.lru_cache(maxsize=None)(evaluator.play)
@@ -237,7 +273,7 @@ def _evaluate(evaluator: Evaluator) -> dict[str, Any]:
       'time_ms': evaluator.grid_ms(deadline_ms)[keep].tolist(),
       'modes': {n: r.curve.mean(0)[keep].tolist() for n, r in played.items()},
   }
-  return result
+  return result, played
 
 
 def _matched_tokens(

@@ -380,3 +380,121 @@ def _by_deadline(evaluation: dict[str, Any]) -> Chart | None:
       + _mark(plot, sweep.get('crossover_ms'), one_agent(modes)),
       _png(figure),
   )
+
+
+def scaling(
+    env: str,
+    deadlines_ms: np.ndarray,
+    teams: dict[int, np.ndarray],
+    others: dict[str, np.ndarray],
+) -> Chart:
+  """How far more agents get, and how much less than in proportion.
+
+  Args:
+    env: name of the environment.
+    deadlines_ms: [D].
+    teams: number of agents → returns [D, P] of the oracle.
+    others: mode → returns [D, P].
+  """
+  figure, plot = _canvas('deadline (s)', 'return (0 to 1)')
+  greys = matplotlib.colormaps['Greys'](np.linspace(0.4, 1.0, len(teams)))
+  looks = {
+      n: Style(f'oracle, {n} agent{"s" * (n > 1)}', colors.to_hex(grey))
+      for n, grey in zip(teams, greys, strict=True)
+  }
+  lines = [(looks[n], values) for n, values in teams.items()]
+  lines += [(style(mode), values) for mode, values in others.items()]
+  for look, values in lines:
+    means, ci95 = zip(*map(statistics.mean_ci95, values), strict=True)
+    low, high = np.array(ci95).T
+    x = np.asarray(deadlines_ms) / 1000
+    plot.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0)
+    plot.plot(x, means, marker='.', **_line(look))
+  _from_zero(plot)
+  return Chart(
+      f'{env}_scaling',
+      f'{env}: return against the deadline',
+      'Mean return of scripted policies under each deadline, with 95 %'
+      ' intervals over tasks.',
+      _png(figure, legend_columns=3),
+  )
+
+
+def task(
+    env: str,
+    relations: np.ndarray,
+    value: np.ndarray,
+    is_open: np.ndarray,
+) -> Chart:
+  """One task as a graph: targets, and arrows from what is needed to who needs.
+
+  Args:
+    env: name of the environment.
+    relations: [M, M] bool; row i names what target i needs.
+    value: [M], what completing a target is worth.
+    is_open: [M] bool, may one act on it at the beginning?
+  """
+  place = _layered(relations)
+  mutual = relations & relations.T
+  figure, plot = _canvas('', '')
+  for i, j in np.argwhere(
+      relations & ~(mutual & np.tri(len(value), k=-1, dtype=bool))
+  ):
+    plot.annotate(
+        '',
+        place[i],
+        place[j],
+        arrowprops={
+            'arrowstyle': '-' if mutual[i, j] else '-|>',
+            'color': '#9aa1ab',
+            'lw': 0.8,
+            'shrinkA': 9,
+            'shrinkB': 9,
+        },
+    )
+  size = 180 + 420 * value / max(value.max(), 1e-9)
+  colour = np.where(is_open, '#56b4e9', '#eceef1')
+  plot.scatter(*place.T, s=size, c=colour, edgecolors=_TEXT, lw=0.8, zorder=2)
+  for i, at in enumerate(place):
+    plot.annotate(
+        str(i), at, ha='center', va='center', fontsize='small', zorder=3
+    )
+  plot.grid(visible=False)
+  plot.set_xticks([])
+  plot.set_yticks([])
+  plot.spines['bottom'].set_visible(False)
+  plot.margins(0.12)
+  return Chart(
+      f'{env}_task',
+      f'{env}: one task',
+      'Targets by number. Area: what a target is worth. Blue: one may act on'
+      ' it at once. Arrows lead from what is needed to what needs it; lines'
+      ' without heads relate both ways.',
+      _png(figure),
+  )
+
+
+def _layered(relations: np.ndarray) -> np.ndarray:
+  """Places [M, 2]: what is needed stands on the left of what needs it.
+
+  Targets that need each other stand one above the other.
+  """
+  m = len(relations)
+  reach = np.linalg.matrix_power(np.eye(m) + relations, m) > 0
+  together = reach & reach.T
+  before = relations & ~together
+  layer = np.zeros(m, int)
+  for _ in range(m):
+    ahead = np.where(before, layer[None, :] + 1, 0).max(1)
+    layer = np.where(together, ahead[None, :], 0).max(1)
+  group = together.argmax(1)  # Its first member.
+  place = np.zeros((m, 2))
+  loose = not before.any()  # Nothing comes first: one column per group.
+  columns = np.unique(group, return_inverse=True)[1] if loose else layer
+  if loose and len(set(group)) == m:
+    columns = np.arange(m) % max(int(np.ceil(np.sqrt(m))), 1)
+  for x in np.unique(columns):
+    rows = np.flatnonzero(columns == x)
+    place[rows, 0] = x
+    place[rows, 1] = (len(rows) - 1) / 2 - np.arange(len(rows))
+  return place

@@ -146,6 +146,26 @@ class Update(NamedTuple):
   extra: dict[str, float] = {}  # What only one kind of policy measures.
 
 
+class Part(NamedTuple):
+  """One environment's part of every update."""
+
+  collective: Collective
+  policy: Policy  # The parts' policies share their parameters.
+  tasks: int  # Groups per update.
+  weight: float = 1.0  # Of its loss; those of all parts add up to 1.
+
+
+class _Batch(NamedTuple):
+  """What one device has played of one part."""
+
+  rollouts: rollout.Rollouts  # [b].
+  buffer: decisions.Buffer
+  returns: chex.Array  # [p, G] float32.
+  scored: advantages.Advantages
+  weight: chex.Array  # [b, N] float32, of each decision of an agent.
+  trained: chex.Array  # [] int32, decisions that are learned from.
+
+
 class _Sums(NamedTuple):
   """Accumulated over chunks."""
 
@@ -172,6 +192,15 @@ def default_mesh(tasks: int, devices: int = 0) -> Mesh:
   return Mesh(jax.devices()[:count], (DATA,))
 
 
+def number_tasks(tasks: dict[str, int]) -> dict[str, chex.Array]:
+  """Indexes [P] of the tasks of every part; no two share one."""
+  index, first = {}, 0
+  for name, count in tasks.items():
+    index[name] = jnp.arange(first, first + count)
+    first += count
+  return index
+
+
 def gather_rollouts(rollouts: rollout.Rollouts) -> rollout.Rollouts:
   """The rollouts of all devices, on every device; counts are added up."""
   return jax.tree.map(
@@ -180,6 +209,12 @@ def gather_rollouts(rollouts: rollout.Rollouts) -> rollout.Rollouts:
       else jax.lax.psum(x, DATA),
       rollouts,
   )
+
+
+def mixed(grads: dict[str, Params], weights: dict[str, float]) -> Params:
+  """The weighted sum of the gradients of several environments."""
+  weighted = [optax.tree.scale(weights[env], g) for env, g in grads.items()]
+  return functools.reduce(optax.tree.add, weighted)
 
 
 def descend(
@@ -210,13 +245,22 @@ class Learner:
 
   def __init__(
       self,
-      collective: Collective,
-      policy: Policy,
+      parts: dict[str, Part],
       config: RlcrConfig,
       mesh: Mesh | None = None,
   ):
-    self.collective, self.policy, self.config = collective, policy, config
-    self.mesh = mesh or default_mesh(config.tasks)
+    """Compiles nothing yet.
+
+    Args:
+      parts: the environments by name. One update plays all of them and follows
+        the weighted sum of their gradients.
+      config: of the update.
+      mesh: whose `data` axis divides the tasks of every part.
+    """
+    self.parts, self.config = parts, config
+    self.mesh = mesh or default_mesh(
+        math.gcd(*(p.tasks for p in parts.values()))
+    )
     self._optimizer = config.optimizer()
     whole, split = PartitionSpec(), PartitionSpec(DATA)
     self.update = jax.jit(
@@ -233,38 +277,44 @@ class Learner:
   def init(self, key: jax.Array) -> LearnerState:
     """The state before the first update, on all devices of the mesh."""
     key_params, key_run = jax.random.split(key)
-    params = self.policy.init(key_params)
+    policy = next(iter(self.parts.values())).policy
+    params = policy.init(key_params)
     state = LearnerState(
         params, self._optimizer.init(params), jnp.int32(0), key_run
     )
     replicated = jax.sharding.NamedSharding(self.mesh, PartitionSpec())
     return jax.device_put(state, replicated)
 
+  def index(self) -> dict[str, chex.Array]:
+    """The tasks of every part, numbered through."""
+    return number_tasks({name: p.tasks for name, p in self.parts.items()})
+
   def step(
-      self, state: LearnerState, rules: Rules, knobs: Knobs
-  ) -> tuple[LearnerState, Update]:
-    """One update of all P tasks.
+      self, state: LearnerState, rules: dict[str, Rules], knobs: Knobs
+  ) -> tuple[LearnerState, dict[str, Update]]:
+    """One update of all tasks.
 
     Args:
       state: donated.
-      rules: [P] each: the conditions of every task.
+      rules: the conditions of every task, [P] each for each part.
       knobs: scheduled numbers.
 
     Returns:
-      The next state and what happened. Where `overflow` is set, `finite` is
-      not or no group is informative, parameters and optimiser are those of
-      before.
+      The next state and what happened, part by part. Where `overflow` is set,
+      `finite` is not or no group is informative, parameters and optimiser are
+      those of before.
     """
-    return self.update(state, jnp.arange(self.config.tasks), rules, knobs)
+    return self.update(state, self.index(), rules, knobs)
 
-  def _update(self, state: LearnerState, index, rules: Rules, knobs: Knobs):
-    """One device's part of an update, and the whole of its result."""
+  def _play(
+      self, part: Part, params: Params, key, index, rules: Rules
+  ) -> _Batch:
+    """Plays and scores this device's groups of one part."""
     config, total = self.config, functools.partial(jax.lax.psum, axis_name=DATA)
-    key = jax.random.fold_in(state.key, state.step)
     rollouts, buffer = rollout.play_groups(
-        self.collective,
-        self.policy,
-        state.params,
+        part.collective,
+        part.policy,
+        params,
         key,
         index,
         rules,
@@ -279,7 +329,7 @@ class Learner:
     in_play = jnp.repeat(scored.informative, config.group_size)  # [b]
     rows = buffer.rows
     used = rows.trainable & (jnp.arange(rows.agent.shape[0]) < buffer.count)
-    counts = jnp.zeros((returns.size, self.collective.num_agents), jnp.int32)
+    counts = jnp.zeros((returns.size, part.collective.num_agents), jnp.int32)
     counts = counts.at[rows.rollout, rows.agent].add(used)
     weight = losses.weights(
         config.aggregation,
@@ -287,79 +337,96 @@ class Learner:
         config.constant,
         total,
     )
-    weight = jnp.where(in_play[:, None], weight, 0.0)
+    return _Batch(
+        rollouts=rollouts,
+        buffer=buffer,
+        returns=returns,
+        scored=scored,
+        weight=jnp.where(in_play[:, None], weight, 0.0),
+        trained=jnp.sum(counts * in_play[:, None]),
+    )
+
+  def _update(self, state: LearnerState, index, rules, knobs: Knobs):
+    """One device's part of an update, and the whole of its result."""
+    config, total = self.config, functools.partial(jax.lax.psum, axis_name=DATA)
+    key = jax.random.fold_in(state.key, state.step)
+    batches = {
+        name: self._play(part, state.params, key, index[name], rules[name])
+        for name, part in self.parts.items()
+    }
 
     def epoch(_, carry):
       params, opt_state, *_ = carry
-      sums = self._gradient(
-          params, buffer, weight, scored.values.reshape(-1), knobs
-      )
+      sums = {
+          name: self._gradient(self.parts[name].policy, params, batch, knobs)
+          for name, batch in batches.items()
+      }
       sums = total(sums)
-      params, opt_state = descend(
-          self._optimizer, params, opt_state, sums.grads, knobs.learning_rate
+      grads = mixed(
+          {name: s.grads for name, s in sums.items()},
+          {name: part.weight for name, part in self.parts.items()},
       )
-      return params, opt_state, sums, optax.tree.norm(sums.grads)
+      params, opt_state = descend(
+          self._optimizer, params, opt_state, grads, knobs.learning_rate
+      )
+      return params, opt_state, sums, optax.tree.norm(grads)
 
-    carry = epoch(0, (state.params, state.opt_state))
-    gap = carry[2].gap  # Later epochs differ by what was learned.
+    first = carry = epoch(0, (state.params, state.opt_state))
     if config.epochs > 1:
       carry = jax.lax.fori_loop(1, config.epochs, epoch, carry)
     params, opt_state, sums, norm = carry
 
-    overflow = total(buffer.overflow.astype(jnp.int32)) > 0
-    finite = all_finite((params, sums.loss, norm))
-    informative = total(jnp.sum(scored.informative))
-    keep = overflow | ~finite | (informative == 0)
+    overflow = jnp.stack([b.buffer.overflow for b in batches.values()])
+    overflow = total(jnp.sum(overflow, dtype=jnp.int32)) > 0
+    finite = all_finite((params, [s.loss for s in sums.values()], norm))
+    informative = {
+        name: total(jnp.sum(b.scored.informative))
+        for name, b in batches.items()
+    }
+    keep = overflow | ~finite | (sum(informative.values()) == 0)
     choose = lambda old, new: jax.tree.map(
         lambda a, b: jnp.where(keep, a, b), old, new
     )
-    trained = jnp.maximum(total(jnp.sum(counts * in_play[:, None])), 1)
     gather = lambda x: jax.lax.all_gather(x, DATA, tiled=True)
-    groups = jax.lax.psum(index.shape[0], DATA)
-    return LearnerState(
-        params=choose(state.params, params),
-        opt_state=choose(state.opt_state, opt_state),
-        step=state.step + 1,
-        key=state.key,
-    ), Update(
-        rollouts=gather_rollouts(rollouts),
-        returns=gather(returns),
-        loss=sums.loss,
-        entropy=sums.entropy / trained,
-        grad_norm=norm,
-        log_prob_gap=gap / trained,
-        informative=informative / groups,
-        nonfinite_groups=total(jnp.sum(~scored.finite)),
-        overflow=overflow,
-        finite=finite,
+    updates = {}
+    for name, batch in batches.items():
+      trained = jnp.maximum(total(batch.trained), 1)
+      updates[name] = Update(
+          rollouts=gather_rollouts(batch.rollouts),
+          returns=gather(batch.returns),
+          loss=sums[name].loss,
+          entropy=sums[name].entropy / trained,
+          grad_norm=norm,
+          # Later epochs differ by what was learned.
+          log_prob_gap=first[2][name].gap / trained,
+          informative=informative[name] / self.parts[name].tasks,
+          nonfinite_groups=total(jnp.sum(~batch.scored.finite)),
+          overflow=overflow,
+          finite=finite,
+      )
+    return (
+        LearnerState(
+            params=choose(state.params, params),
+            opt_state=choose(state.opt_state, opt_state),
+            step=state.step + 1,
+            key=state.key,
+        ),
+        updates,
     )
 
   def _gradient(
-      self,
-      params: Params,
-      buffer: decisions.Buffer,
-      weight: chex.Array,
-      advantage: chex.Array,
-      knobs: Knobs,
+      self, policy: Policy, params: Params, batch: _Batch, knobs: Knobs
   ) -> _Sums:
-    """Sums over this device's decisions, chunk by chunk.
-
-    Args:
-      params: of the policy.
-      buffer: of this device.
-      weight: [b, N] float32, of each decision of an agent.
-      advantage: [b] float32.
-      knobs: scheduled numbers.
-    """
+    """Sums over this device's decisions of one part, chunk by chunk."""
     config, size = self.config, self.config.chunk_size
     loss_of = losses.LOSSES[config.loss]
+    buffer, weight = batch.buffer, batch.weight
+    advantage = batch.scored.values.reshape(-1)
 
     def chunk_loss(params, index):
       rows = decisions.chunk(buffer, index, size)
       w = jnp.where(rows.trainable, weight[rows.rollout, rows.agent], 0.0)
-      log_prob, entropy = self.policy.log_prob(
-          params, rows.observation, rows.action
-      )
+      log_prob, entropy = policy.log_prob(params, rows.observation, rows.action)
       term = loss_of(
           log_prob, rows.log_prob, advantage[rows.rollout], config.clip
       )

@@ -99,6 +99,31 @@ def summarise(
   return row | {'decisions': float(decided)} | update.extra
 
 
+def mixed(
+    rows: dict[str, dict[str, float]], weights: dict[str, float]
+) -> dict[str, float]:
+  """The row of an update of several environments.
+
+  Args:
+    rows: of `summarise`, by environment.
+    weights: of the environments, adding up to 1.
+
+  Returns:
+    The only row, or the weighted means of what all rows have (of decisions,
+    which are counted, the sum), and then every row's own numbers as `env/name`.
+  """
+  if len(rows) == 1:
+    return next(iter(rows.values()))
+  result = {}
+  for name in next(iter(rows.values())):
+    if all(name in row for row in rows.values()):
+      result[name] = sum(weights[env] * row[name] for env, row in rows.items())
+  result['decisions'] = sum(row['decisions'] for row in rows.values())
+  for env, row in rows.items():
+    result |= {f'{env}/{name}': value for name, value in row.items()}
+  return result
+
+
 class MetricsWriter:
   """Appends rows to `metrics.jsonl`, and mirrors them for other tools.
 

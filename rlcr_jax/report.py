@@ -63,6 +63,13 @@ def write_report(workdir: pathlib.Path) -> pathlib.Path:
       for arm, folder in _ARMS.items()
   }
   charts = figures.evaluation_charts(evaluation) if evaluation else []
+  for env, own in environments(evaluation or {}).items():
+    charts += [
+        chart._replace(
+            name=f'{env}_{chart.name}', title=f'{env}: {chart.title}'
+        )
+        for chart in figures.evaluation_charts(own)
+    ]
   charts += figures.training_charts(runs)
   for chart in charts:
     files.write_bytes(workdir / 'figures' / f'{chart.name}.png', chart.png)
@@ -81,13 +88,32 @@ def write_report(workdir: pathlib.Path) -> pathlib.Path:
   return path
 
 
-def table(evaluation: dict[str, Any]) -> table_lib.Table:
-  """What each mode achieved on the held-out tasks, and how.
+def environments(evaluation: dict[str, Any]) -> dict[str, dict[str, Any]]:
+  """The evaluations of the environments of a mixture, by name."""
+  return evaluation.get('environments') or {}
+
+
+def tables(evaluation: dict[str, Any]) -> list[table_lib.Table]:
+  """What each mode achieved: one table, or one per environment and of all.
 
   Args:
     evaluation: the contents of `evaluation.json`.
   """
-  result = _empty_table(*_COLUMNS, caption=caption(evaluation))
+  parts = environments(evaluation)
+  whole = table(evaluation, 'all environments' if parts else None)
+  return [*(table(own, env) for env, own in parts.items()), whole]
+
+
+def table(
+    evaluation: dict[str, Any], title: str | None = None
+) -> table_lib.Table:
+  """What each mode achieved on the held-out tasks, and how.
+
+  Args:
+    evaluation: of one environment, or of a mixture as a whole.
+    title: stands above it.
+  """
+  result = _empty_table(*_COLUMNS, title=title, caption=caption(evaluation))
   for mode, cells in summary(evaluation).items():
     result.add_row(figures.style(mode).label, *cells)
   return result
@@ -141,6 +167,9 @@ def headline(evaluation: dict[str, Any]) -> str:
       f'Within {_seconds(evaluation.get("deadline_ms"))}, the collective'
       f' returns {_with_interval(modes["collective"])}'
   )
+  if parts := environments(evaluation):
+    names = ', '.join(parts)
+    sentence += f' of what the oracle does, over {len(parts)} worlds ({names})'
   parts = []
   if other := figures.one_agent(modes):
     ratio = _ratio(mine, _number(modes[other].get('return_mean')))
@@ -165,6 +194,11 @@ def headline(evaluation: dict[str, Any]) -> str:
 def caption(evaluation: dict[str, Any]) -> str:
   """Matched tokens, the crossover, and what the numbers are based on."""
   sentences = []
+  if parts := environments(evaluation):
+    sentences.append(
+        f'Means over {len(parts)} environments of the returns, each divided by'
+        ' what the oracle returns there.'
+    )
   for _, name, matched in matched_tokens(evaluation)[:1]:
     ratio = _with_interval(matched, 'time_ratio', 'time_ratio_ci95', '.2f')
     never = _text(matched.get('never_reached_share'), '.0%')
@@ -247,10 +281,15 @@ def _render(
       evaluation=evaluation,
       columns=_COLUMNS,
       style=figures.style,
-      summary=summary(evaluation) if evaluation else {},
+      results=[
+          (env, summary(own), caption(own))
+          for env, own in environments(evaluation or {}).items()
+      ]
+      + (
+          [('', summary(evaluation), caption(evaluation))] if evaluation else []
+      ),
       headline=headline(evaluation) if evaluation else _so_far(rows),
       headlines=headlines(rows),
-      caption=caption(evaluation) if evaluation else '',
       matched=matched_tokens(evaluation) if evaluation else [],
       window=figures.window_of(rows),
       charts=charts,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 import importlib
 import json
+import math
 import pathlib
 import time
 from typing import Any
@@ -20,6 +21,7 @@ from rlcr_jax import files
 from rlcr_jax import learner as learner_lib
 from rlcr_jax import metrics
 from rlcr_jax import roster
+from rlcr_jax.collective import Collective
 from rlcr_jax.decisions import BufferFullError
 from rlcr_jax.learner import NonFiniteError
 from rlcr_jax.policies import transformer
@@ -54,6 +56,7 @@ class Run:
   """A configuration made concrete. Arms share one compiled update."""
 
   config: config_lib.Resolved
+  collectives: dict[str, Collective]  # By the name of their environment.
   learner: Any  # A `learner.Learner`, or an `LlmLearner`, which acts like one.
   arms: tuple[str, ...]
 
@@ -61,13 +64,14 @@ class Run:
     """Where an arm keeps its checkpoints and metrics."""
     return workdir if arm == 'collective' else workdir / 'baselines' / arm
 
-  def rules(self, arm: str, deadlines_ms: jax.Array):
-    """The rules of every task, [P] each."""
-    base = self.config.collective.rules(
-        0, awareness=self.config.env.awareness, **ARMS[arm]
-    )
-    whole = roster.repeat(base, len(deadlines_ms))
-    return whole._replace(deadline_ms=deadlines_ms)
+  def rules(self, arm: str, deadlines_ms: jax.Array) -> dict[str, roster.Rules]:
+    """The rules of every task, [P] each for each environment."""
+    rules = {}
+    for name, index in learner_lib.number_tasks(self.config.tasks()).items():
+      one = self.collectives[name].rules(0, **ARMS[arm])
+      limits = deadlines_ms[index]
+      rules[name] = roster.repeat(one, len(limits))._replace(deadline_ms=limits)
+    return rules
 
   def init(self) -> learner_lib.LearnerState:
     """The state before the first update."""
@@ -90,16 +94,11 @@ def build(
     ValueError: naming the field, its value and what is allowed.
   """
   resolved = config_lib.resolve(config)
+  collectives = resolved.make_collectives()
   if resolved.policy_name == 'llm':
-    learner = _llm_learner(resolved, workdir, progress)
+    learner = _llm_learner(resolved, collectives, workdir, progress)
   else:
-    collective = resolved.make_collective()
-    learner = learner_lib.Learner(
-        collective,
-        transformer.TransformerPolicy(collective, resolved.policy),
-        resolved.rlcr,
-        learner_lib.default_mesh(resolved.rlcr.tasks, resolved.run.num_devices),
-    )
+    learner = _learner(resolved, collectives)
   wanted = {
       'collective': True,
       'solo': resolved.run.train_solo,
@@ -107,12 +106,38 @@ def build(
   }
   return Run(
       config=resolved,
+      collectives=collectives,
       learner=learner,
       arms=tuple(arm for arm, wants in wanted.items() if wants),
   )
 
 
-def _llm_learner(resolved: config_lib.Resolved, workdir, progress):
+def _learner(
+    resolved: config_lib.Resolved, collectives: dict[str, Collective]
+) -> learner_lib.Learner:
+  """One transformer for all environments."""
+  vocabulary = None
+  if len(collectives) > 1:
+    vocabulary = transformer.Vocabulary.of(collectives.values())
+  tasks = resolved.tasks()
+  parts = {
+      name: learner_lib.Part(
+          collective,
+          transformer.TransformerPolicy(
+              collective, resolved.policy, vocabulary
+          ),
+          tasks[name],
+          resolved.weights[name],
+      )
+      for name, collective in collectives.items()
+  }
+  mesh = learner_lib.default_mesh(
+      math.gcd(*tasks.values()), resolved.run.num_devices
+  )
+  return learner_lib.Learner(parts, resolved.rlcr, mesh)
+
+
+def _llm_learner(resolved, collectives, workdir, progress):
   """What it needs is an extra, and imported only here."""
   try:
     llm = importlib.import_module('rlcr_jax.llm.build')
@@ -121,7 +146,7 @@ def _llm_learner(resolved: config_lib.Resolved, workdir, progress):
         f"policy.name='llm' is not allowed: {error.name} is missing. Install"
         " the extra, as in pip install -e '.[llm]'."
     ) from error
-  return llm.make_learner(resolved, workdir, progress)
+  return llm.make_learner(resolved, collectives, workdir, progress)
 
 
 def checked(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -225,12 +250,19 @@ def train_arm(
         config.rlcr.tasks,
     )
     knobs = config.rlcr.knobs(step, steps)
-    state, update = run.learner.step(state, run.rules(arm, limits), knobs)
-    update = jax.device_get(update)
-    _check(update, arm, step, config.rlcr)
-    row = {'step': step} | metrics.summarise(
-        run.learner.collective.verbs, update, np.asarray(limits), knobs
-    )
+    rules = run.rules(arm, limits)
+    state, updates = run.learner.step(state, rules, knobs)
+    updates = jax.device_get(updates)
+    rows = {}
+    for name, update in updates.items():
+      _check(update, arm, step, config.rlcr)
+      rows[name] = metrics.summarise(
+          run.collectives[name].verbs,
+          update,
+          np.asarray(rules[name].deadline_ms),
+          knobs,
+      )
+    row = {'step': step} | metrics.mixed(rows, config.weights)
     row['seconds'] = time.monotonic() - began
     writer.write(row)
     progress(arm, row)

@@ -33,13 +33,13 @@ def run():
 
 
 def test_dense_scan_plays_the_rollouts_of_the_packed_loop(run):
-  collective = run.learner.collective
-  policy, limits_ms = scripted.RandomPolicy(collective), [60_000, 90_000]
+  collective = tiny.only(run.collectives)
+  policy, limits_ms = scripted.RandomPolicy(collective), [60_000, 90_000] * 2
   tasks, rules, keys = rollout.group_inputs(
       collective,
       jax.random.key(0),
-      jnp.arange(2),
-      run.rules('collective', jnp.array(limits_ms, jnp.int32)),
+      jnp.arange(4),
+      tiny.only(run.rules('collective', jnp.array(limits_ms, jnp.int32))),
       2,
   )
   packed, _ = jax.jit(
@@ -61,7 +61,10 @@ def test_dense_scan_plays_the_rollouts_of_the_packed_loop(run):
 
 
 def test_policy_of_the_benchmark_hires_whenever_it_may(run):
-  collective, policy = run.learner.collective, run.learner.policy
+  collective, policy = (
+      tiny.only(run.collectives),
+      tiny.only(run.learner.parts).policy,
+  )
   hire_all = benchmark.HireAll(policy)
   params = hire_all.init(jax.random.key(0))
 

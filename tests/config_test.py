@@ -48,6 +48,9 @@ def changed(**changes):
 def resolved_leaves(config):
   tree = dataclasses.asdict(config_lib.resolve(config))
   run = tree.pop('run')
+  ((name, knobs),) = tree.pop('envs').items()
+  assert tree.pop('weights') == {name: 1.0}
+  tree['env'] = knobs
   return flat(tree | run) | {'policy.name': tree.pop('policy_name')}
 
 

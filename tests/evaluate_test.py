@@ -181,7 +181,7 @@ def test_modes_without_their_arm_are_left_out(run, params):
 
 def tasks_of(run, key, count):
   """[count] tasks as hashable bytes, as `play_groups` draws them."""
-  collective = run.learner.collective
+  collective = tiny.only(run.collectives)
   rules = jax.tree.map(
       lambda x: jnp.broadcast_to(x, (count,)), run.config.collective.rules(1)
   )

@@ -111,6 +111,11 @@ def play_groups(collective, policy, params, key, index, played, **asked):
   return rollouts, decisions.Buffer(rows, count, jnp.any(played.overflow))
 
 
+def toy_part(tasks, **changes):
+  collective = types.SimpleNamespace(num_agents=2)
+  return learner_lib.Part(collective, Linear(), tasks, **changes)
+
+
 def new_learner(devices=1, **config):
   config = {
       'tasks': 4,
@@ -120,8 +125,7 @@ def new_learner(devices=1, **config):
       'adam_b1': 0.9,
   } | config
   return learner_lib.Learner(
-      types.SimpleNamespace(num_agents=2),
-      Linear(),
+      {'toy': toy_part(config['tasks'])},
       RlcrConfig(**config),
       learner_lib.default_mesh(config['tasks'], devices),
   )
@@ -150,7 +154,7 @@ def step(learner, rules, scheduled=None, state=None):
   """States before and after an update, on the host, and the update."""
   state = learner.init(jax.random.key(0)) if state is None else state
   before = host(state)
-  after, update = learner.step(state, rules, scheduled or knobs())
+  after, update = tiny.learn(learner, state, rules, scheduled or knobs())
   return before, host(after), jax.device_get(update)
 
 
@@ -363,7 +367,9 @@ def test_without_any_signal_nothing_changes(toy, advantage):
   played = make_played(progress=np.full((4, 2), 0.35, np.float32))
   learner = toy(advantage=advantage)
   fresh = learner.init(jax.random.key(0))
-  moving, _ = learner.step(fresh, make_played(), knobs())  # Adam has momentum.
+  moving, _ = tiny.learn(
+      learner, fresh, make_played(), knobs()
+  )  # Adam has momentum.
   before, after, update = step(
       learner, played, knobs(entropy_bonus=0.5), state=moving
   )
@@ -483,7 +489,9 @@ def observed(config):
   played = make_played(learner.config.tasks, learner.config.group_size)
   state, seen = learner.init(jax.random.key(0)), []
   for index in range(2):
-    state, update = learner.step(state, played, learner.config.knobs(index, 2))
+    state, update = tiny.learn(
+        learner, state, played, learner.config.knobs(index, 2)
+    )
     seen += [host(state), jax.device_get(update)]
   seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(seen)]
   return repr((seen, sorted(ASKED.items())))
@@ -569,7 +577,7 @@ def test_entropy_bonus_flattens_the_policy(toy):
   assert update.loss == pytest.approx(plain.loss - 0.5 * plain.entropy)
   state = learner.init(jax.random.key(0))
   for _ in range(20):
-    state, update = learner.step(state, played, knobs(0.1, 100.0))
+    state, update = tiny.learn(learner, state, played, knobs(0.1, 100.0))
   assert plain.entropy < update.entropy <= np.log(3) + 1e-6
 
 
@@ -623,8 +631,7 @@ def test_same_rollouts_and_gradient_for_any_chunks_and_devices(
 ):
   config = dataclasses.replace(run.config.rlcr, chunk_size=chunk_size)
   other = learner_lib.Learner(
-      run.learner.collective,
-      run.learner.policy,
+      run.learner.parts,
       config,
       learner_lib.default_mesh(config.tasks, devices),
   )
@@ -640,18 +647,18 @@ def test_same_rollouts_and_gradient_for_any_chunks_and_devices(
 @pytest.fixture(scope='module')
 def record(run, first):
   """The decisions of the first update, played once more."""
-  config, learner = run.config.rlcr, run.learner
+  config, part = run.config.rlcr, tiny.only(run.learner.parts)
   play = functools.partial(
       rollout.play_groups,
-      learner.collective,
-      learner.policy,
+      part.collective,
+      part.policy,
       group_size=config.group_size,
       chunk_size=config.chunk_size,
       capacity=config.max_decisions * config.tasks * config.group_size,
   )
   key = jax.random.fold_in(run.init().key, 0)
   rollouts, buffer = jax.jit(play)(
-      first[0].params, key, jnp.arange(config.tasks), make_rules(run)
+      first[0].params, key, jnp.arange(config.tasks), tiny.only(make_rules(run))
   )
   assert_same_rollouts(rollouts, first[2].rollouts)
   return jax.tree.map(lambda x: x[: int(buffer.count)], buffer.rows)
@@ -673,7 +680,7 @@ def test_gradient_is_that_of_one_plain_loss(run, first, record):
   used = np.repeat(used, returns.shape[1])[record.rollout]
 
   def loss(params):
-    log_prob, entropy = run.learner.policy.log_prob(
+    log_prob, entropy = tiny.only(run.learner.parts).policy.log_prob(
         params, record.observation, record.action
     )
     terms = -advantage * log_prob - 0.02 * entropy
@@ -688,7 +695,7 @@ def test_gradient_is_that_of_one_plain_loss(run, first, record):
 
 
 def test_log_probabilities_can_be_recomputed(run, first, record):
-  log_prob, _ = jax.jit(run.learner.policy.log_prob)(
+  log_prob, _ = jax.jit(tiny.only(run.learner.parts).policy.log_prob)(
       first[0].params, record.observation, record.action
   )
   np.testing.assert_allclose(log_prob, record.log_prob, atol=1e-5)
@@ -708,14 +715,14 @@ def test_nothing_compiles_anew(run, first):
       ('muted', 90_000, 0.04),
   ]
   for arm, deadline_ms, rate in cases:
-    state, update = run.learner.step(
-        state, make_rules(run, arm, deadline_ms), knobs(rate, rate)
+    state, update = tiny.learn(
+        run.learner, state, make_rules(run, arm, deadline_ms), knobs(rate, rate)
     )
     assert (update.rollouts.time_ms <= deadline_ms).all()
-  mixed = make_rules(run)._replace(
+  mixed = tiny.only(make_rules(run))._replace(
       deadline_ms=jnp.array([60_000, 70_000, 80_000, 90_000])
   )
-  run.learner.step(state, mixed, knobs())
+  tiny.learn(run.learner, state, mixed, knobs())
   assert run.learner.update._cache_size() == 1
 
 
@@ -737,12 +744,12 @@ def test_an_agent_alone_learns(run):
     returns = []
     for index in range(1000, 1004):
       copy = jax.tree.map(jnp.copy, state)._replace(step=jnp.int32(index))
-      returns.append(run.learner.step(copy, rules, knobs())[1].returns)
+      returns.append(tiny.learn(run.learner, copy, rules, knobs())[1].returns)
     return float(np.mean(returns))
 
   state = run.init()
   before = score(state)
   for _ in range(15):
-    state, _ = run.learner.step(state, rules, knobs(0.03))
+    state, _ = tiny.learn(run.learner, state, rules, knobs(0.03))
   after = score(state)
   assert after > before + 0.08, (before, after)

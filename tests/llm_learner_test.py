@@ -11,6 +11,7 @@ from rlcr_jax import incentives
 from rlcr_jax import train
 from rlcr_jax.llm import play
 from rlcr_jax.llm import prompts
+from tests import tiny
 
 
 @pytest.fixture(scope='module')
@@ -60,7 +61,7 @@ def few_tokens(played):
 def stepped(run, start):
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(incentives.INCENTIVES, 'deadline_return', few_tokens)
-    return run.learner.step(start, rules(run), knobs(run))
+    return tiny.learn(run.learner, start, rules(run), knobs(run))
 
 
 def same(left, right):
@@ -76,7 +77,7 @@ def test_an_update_has_the_fields_of_the_simulated_path(run, stepped):
   assert update.grad_norm > 0 and update.entropy > 0
   assert update.log_prob_gap < 1e-4  # Recomputed as sampled.
   row = train.metrics.summarise(
-      run.learner.collective.verbs, update, np.array([40_000]), knobs(run)
+      tiny.only(run.collectives).verbs, update, np.array([40_000]), knobs(run)
   )
   assert 0 <= row['malformed_share'] <= 1
   assert row['decisions'] == update.rollouts.decisions > 0
@@ -85,7 +86,7 @@ def test_an_update_has_the_fields_of_the_simulated_path(run, stepped):
 
 def test_the_same_seed_gives_the_same_update(run, start, stepped, monkeypatch):
   monkeypatch.setitem(incentives.INCENTIVES, 'deadline_return', few_tokens)
-  again, update = run.learner.step(start, rules(run), knobs(run))
+  again, update = tiny.learn(run.learner, start, rules(run), knobs(run))
   assert same(again.params, stepped[0].params)
   assert same(update.rollouts, stepped[1].rollouts)
   assert not same(again.params, start.params)
@@ -101,7 +102,13 @@ def test_weights_go_to_the_engine_when_they_have_changed(
   )
   other = jax.tree.map(lambda x: x + 0, start.params)
   for params in (other, other, start.params, other):
-    run.learner.play(params, start.key, jnp.arange(1), one(rules(run)))
+    run.learner.play(
+        'software',
+        params,
+        start.key,
+        jnp.arange(1),
+        one(rules(run)['software']),
+    )
   assert [any(p is q for q in served) for p in (other, start.params)] == [1, 1]
   assert len(served) == 3
 
@@ -112,7 +119,7 @@ def test_without_any_signal_nothing_changes(run, start, monkeypatch):
       'deadline_return',
       lambda played: played.time_ms * 0,
   )
-  state, update = run.learner.step(start, rules(run), knobs(run))
+  state, update = tiny.learn(run.learner, start, rules(run), knobs(run))
   assert update.informative == 0
   assert same(state.params, start.params)
   assert same(state.opt_state, start.opt_state)
@@ -135,7 +142,7 @@ def test_adapters_alone_are_the_state(run, start, workdir, monkeypatch):
   size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
   assert size(state.params) < size(start.params) / 2
   assert same(small.learner.model.merged(state.params), start.params)
-  _, update = small.learner.step(state, rules(small), knobs(small))
+  _, update = tiny.learn(small.learner, state, rules(small), knobs(small))
   assert update.finite and update.grad_norm > 0
   assert update.log_prob_gap < 1e-4
 
@@ -148,7 +155,7 @@ def test_another_sampling_distribution_shows_as_a_gap(
 ):
   monkeypatch.setitem(incentives.INCENTIVES, 'deadline_return', few_tokens)
   other = train.build(make_config(**changes), workdir)
-  _, update = other.learner.step(start, rules(other), knobs(other))
+  _, update = tiny.learn(other.learner, start, rules(other), knobs(other))
   assert update.finite and update.log_prob_gap > 0.01
   if 'grammar' in changes:
     assert update.extra['malformed_share'] == update.extra['illegal_share'] == 0
@@ -164,7 +171,7 @@ def test_every_token_has_its_weight_and_the_advantage_of_its_rollout(run):
         play.Said(rollout, agent, 0, 0, utterance, prompts.Command(0), True)
     )
   scored = advantages.estimate('group_mean', jnp.array([[1.0, 0.0], [1, 1]]))
-  samples = run.learner._samples(said, scored)
+  samples = run.learner._samples(said, scored, 3)
   # The second group has no signal; six tokens of the first share the weight.
   assert [len(s.ids) for s in samples] == [3, 1, 2]
   assert [s.advantage for s in samples] == [0.5, 0.5, -0.5]

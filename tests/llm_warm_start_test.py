@@ -12,6 +12,7 @@ from rlcr_jax.llm import prompts
 from rlcr_jax.llm import tokens
 from rlcr_jax.llm import warm_start
 from rlcr_jax.policies import scripted
+from tests import tiny
 from tests.by_hand import Game
 
 
@@ -46,7 +47,7 @@ def test_the_rest_of_its_moves_are_random(skill):
 
 
 def run_transcripts(config):
-  collective = config.make_collective()
+  collective = tiny.only(config.make_collectives())
   template = tokens.Tokenizer.byte_level([''], 300)
   rules = collective.config.rules(60_000)
   return collective, warm_start.transcripts(
@@ -68,8 +69,12 @@ def test_transcripts_are_well_formed_and_show_what_was_read():
 
 def make(tmp_path, **llm):
   losses = []
+  config = resolved(**llm)
   learner = build.make_learner(
-      resolved(**llm), tmp_path, lambda arm, row: losses.append(row['loss'])
+      config,
+      config.make_collectives(),
+      tmp_path,
+      lambda arm, row: losses.append(row['loss']),
   )
   return learner, losses
 
@@ -95,7 +100,10 @@ def test_imitation_that_is_killed_leaves_nothing(tmp_path):
   def killed(arm, row):
     raise KeyboardInterrupt
 
-  learner = build.make_learner(resolved(), tmp_path, killed)
+  config = resolved()
+  learner = build.make_learner(
+      config, config.make_collectives(), tmp_path, killed
+  )
   with pytest.raises(KeyboardInterrupt):
     _ = learner.model
   assert not (tmp_path / 'warm_start').exists()

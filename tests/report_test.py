@@ -333,8 +333,7 @@ def test_reads_the_columns_that_are_measured():
   drawn = {c.name for c in figures.training_charts({'collective': [row]})}
   assert drawn == TRAINING
   collective = types.SimpleNamespace(verbs=verbs)
-  learner = types.SimpleNamespace(collective=collective)
-  evaluator = types.SimpleNamespace(run=types.SimpleNamespace(learner=learner))
+  evaluator = types.SimpleNamespace(collective=collective)
   entry = evaluate.Evaluator.summary(evaluator, played)
   cells = report.summary({'modes': {'oracle': entry}})['oracle']
   assert not any('–' in cell for cell in cells)

@@ -47,3 +47,17 @@ def config(**changes) -> ml_collections.ConfigDict:
       target = target[section]
     target[field] = value
   return small
+
+
+def only(parts):
+  """The value of the only part."""
+  (value,) = parts.values()
+  return value
+
+
+def learn(learner, state, rules, knobs):
+  """One update of a learner that has one part."""
+  (env,) = learner.parts
+  rules = rules if isinstance(rules, dict) else {env: rules}
+  state, updates = learner.step(state, rules, knobs)
+  return state, updates[env]

@@ -203,8 +203,10 @@ def faulty(run, monkeypatch, step, **fields):
 
   def learn(state, rules, knobs):
     at = int(state.step)
-    state, update = honest(state, rules, knobs)
-    return state, update._replace(**fields) if at == step else update
+    state, updates = honest(state, rules, knobs)
+    if at == step:
+      updates = {env: u._replace(**fields) for env, u in updates.items()}
+    return state, updates
 
   monkeypatch.setattr(run.learner, 'step', learn)
 

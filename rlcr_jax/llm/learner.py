@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from rlcr_jax import rollout
 from rlcr_jax.collective import Collective
 from rlcr_jax.learner import Knobs
 from rlcr_jax.learner import LearnerState
+from rlcr_jax.learner import mixed
+from rlcr_jax.learner import number_tasks
 from rlcr_jax.learner import RlcrConfig
 from rlcr_jax.learner import Update
 from rlcr_jax.llm import engine as engine_lib
@@ -119,12 +121,30 @@ def make_speaker(
   )
 
 
+class Part(NamedTuple):
+  """One environment's part of every update."""
+
+  collective: Collective
+  tasks: int  # Groups per update.
+  weight: float = 1.0  # Of its loss; those of all parts add up to 1.
+
+
+class _Batch(NamedTuple):
+  """What was played of one part."""
+
+  played: play_lib.Played
+  returns: jax.Array  # [P, G] float32.
+  scored: advantages.Advantages
+  samples: list[trainer_lib.Sample]
+  extra: dict[str, float]
+
+
 class LlmLearner:
   """Plays, scores and learns like `learner.Learner`, with text."""
 
   def __init__(
       self,
-      collective: Collective,
+      parts: dict[str, Part],
       config: LlmConfig,
       rlcr: RlcrConfig,
       get_model: Callable[[], Model],
@@ -133,13 +153,13 @@ class LlmLearner:
     """Loads nothing yet.
 
     Args:
-      collective: the world, the roster, the channels and the clock.
+      parts: the environments by name; one update plays all of them.
       config: of the model.
       rlcr: of the update.
       get_model: loads the model, or makes one first.
       directory: where an engine may keep files.
     """
-    self.collective, self.config, self._rlcr = collective, config, rlcr
+    self.parts, self.config, self._rlcr = parts, config, rlcr
     self._get_model, self._directory = get_model, directory
     self._served: Params | None = None  # What the engine samples from.
 
@@ -178,6 +198,7 @@ class LlmLearner:
 
   def play(
       self,
+      env: str,
       params: Params,
       key: jax.Array,
       index: jax.Array,
@@ -185,7 +206,7 @@ class LlmLearner:
       group_size: int = 1,
       grid_ms: np.ndarray | None = None,
   ) -> tuple[play_lib.Played, speaker_lib.EngineSpeaker]:
-    """Plays G rollouts of each task, as `rollout.play_groups` does.
+    """Plays G rollouts of each task of a part, as `rollout.play_groups` does.
 
     Returns:
       The rollouts and turns, and the speaker with what it has counted.
@@ -193,12 +214,11 @@ class LlmLearner:
     if params is not self._served:
       self.engine.update(self.model.merged(params))
       self._served = params
-    speaker = make_speaker(
-        self.config, self.collective, self.model, self.engine
-    )
-    given = group_inputs(self.collective, key, index, rules, group_size)
+    collective = self.parts[env].collective
+    speaker = make_speaker(self.config, collective, self.model, self.engine)
+    given = group_inputs(collective, key, index, rules, group_size)
     played = play_lib.play(
-        self.collective,
+        collective,
         speaker,
         *given,
         grid_ms=grid_ms,
@@ -207,56 +227,69 @@ class LlmLearner:
     return played, speaker
 
   def step(
-      self, state: LearnerState, rules: Rules, knobs: Knobs
-  ) -> tuple[LearnerState, Update]:
-    """One update of all P tasks; see `learner.Learner.step`."""
-    rlcr, began = self._rlcr, time.monotonic()
-    played, speaker = self.play(
-        state.params,
-        jax.random.fold_in(state.key, state.step),
-        jnp.arange(rlcr.tasks),
-        rules,
-        rlcr.group_size,
+      self, state: LearnerState, rules: dict[str, Rules], knobs: Knobs
+  ) -> tuple[LearnerState, dict[str, Update]]:
+    """One update of all tasks; see `learner.Learner.step`."""
+    key = jax.random.fold_in(state.key, state.step)
+    index = number_tasks({name: p.tasks for name, p in self.parts.items()})
+    batches = {
+        env: self._batch(env, state.params, key, index[env], rules[env])
+        for env in self.parts
+    }
+    next_state, sums, norm, finite = self._descend(
+        state, {env: batch.samples for env, batch in batches.items()}, knobs
     )
-    sampled = time.monotonic()
-    returns = incentives.INCENTIVES[rlcr.incentive](played.rollouts)
-    returns = jnp.reshape(returns, (rlcr.tasks, rlcr.group_size))
-    scored = advantages.estimate(rlcr.advantage, returns)
-    samples = self._samples(played.said, scored)
-    trained = sum(len(s.ids) for s in samples)
-    next_state, sums, norm, finite = self._descend(state, samples, knobs)
-    informative = int(jnp.sum(scored.informative))
-    if not finite or not informative:
+    signal = any(batch.scored.informative.any() for batch in batches.values())
+    if not finite or not signal:
       next_state = state
-    return next_state._replace(step=state.step + 1), Update(
-        rollouts=played.rollouts,
-        returns=returns,
-        loss=sums.loss,
-        entropy=sums.entropy / max(trained, 1),
-        grad_norm=norm,
-        log_prob_gap=sums.gap / max(trained, 1),
-        informative=informative / rlcr.tasks,
-        nonfinite_groups=jnp.sum(~scored.finite),
-        overflow=False,
-        finite=finite,
-        extra=played.shares()
-        | {
-            'prompt_tokens_mean': speaker.read / max(len(played.said), 1),
-            'reused_token_share': speaker.reused / max(speaker.read, 1),
-            'messages_cut': float(speaker.messages_cut),
-            'sampling_seconds': sampled - began,
-            'compilations': float(getattr(self.engine, 'compilations', 0)),
-        },
-    )
+    updates = {}
+    for env, (played, returns, scored, samples, extra) in batches.items():
+      trained = max(sum(len(s.ids) for s in samples), 1)
+      updates[env] = Update(
+          rollouts=played.rollouts,
+          returns=returns,
+          loss=sums[env].loss,
+          entropy=sums[env].entropy / trained,
+          grad_norm=norm,
+          log_prob_gap=sums[env].gap / trained,
+          informative=float(jnp.mean(scored.informative)),
+          nonfinite_groups=jnp.sum(~scored.finite),
+          overflow=False,
+          finite=finite,
+          extra=extra,
+      )
+    return next_state._replace(step=state.step + 1), updates
+
+  def _batch(self, env: str, params: Params, key, index, rules) -> _Batch:
+    """Plays and scores the groups of one part."""
+    rlcr, began = self._rlcr, time.monotonic()
+    played, speaker = self.play(env, params, key, index, rules, rlcr.group_size)
+    seconds = time.monotonic() - began
+    returns = incentives.INCENTIVES[rlcr.incentive](played.rollouts)
+    returns = jnp.reshape(returns, (-1, rlcr.group_size))
+    scored = advantages.estimate(rlcr.advantage, returns)
+    agents = self.parts[env].collective.num_agents
+    extra = {
+        'prompt_tokens_mean': speaker.read / max(len(played.said), 1),
+        'reused_token_share': speaker.reused / max(speaker.read, 1),
+        'messages_cut': float(speaker.messages_cut),
+        'sampling_seconds': seconds,
+        'compilations': float(getattr(self.engine, 'compilations', 0)),
+    }
+    samples = self._samples(played.said, scored, agents)
+    return _Batch(played, returns, scored, samples, played.shares() | extra)
 
   def _samples(
-      self, said: list[play_lib.Said], scored: advantages.Advantages
+      self,
+      said: list[play_lib.Said],
+      scored: advantages.Advantages,
+      num_agents: int,
   ) -> list[trainer_lib.Sample]:
     """All turns of informative groups, with the weight of their tokens."""
     rlcr = self._rlcr
     in_play = np.repeat(scored.informative, rlcr.group_size)
     advantage = np.asarray(scored.values).reshape(-1)
-    counts = np.zeros((len(in_play), self.collective.num_agents), np.int32)
+    counts = np.zeros((len(in_play), num_agents), np.int32)
     for turn in said:
       counts[turn.rollout, turn.agent] += len(turn.utterance.ids)
     counts = jnp.array(counts * in_play[:, None])
@@ -276,23 +309,37 @@ class LlmLearner:
   def _descend(self, state: LearnerState, samples, knobs: Knobs):
     """The epochs over one batch; the sums are those of the first."""
     config, trainer, frozen = self.config, self._trainer, self.model.frozen
-    batches = trainer.pack(samples, config.token_budget)
+    batches = {
+        env: trainer.pack(own, config.token_budget)
+        for env, own in samples.items()
+    }
     plain = not (
         config.server_url or config.top_k or config.top_p < 1 or config.grammar
     )
-    gap = None
+    gaps = {}
     if not plain:  # Sampled from another distribution than is trained.
-      batches, gap = trainer.reweigh(
-          state.params, frozen, batches, config.importance_cap
-      )
-    params, opt_state, first = state.params, state.opt_state, None
+      for env, own in batches.items():
+        batches[env], gaps[env] = trainer.reweigh(
+            state.params, frozen, own, config.importance_cap
+        )
+    params, opt_state, first = state.params, state.opt_state, {}
     for _ in range(self._rlcr.epochs):
-      sums = trainer.sums(params, frozen, batches, knobs.entropy_bonus)
-      params, opt_state, norm, finite = trainer.descend(
-          params, opt_state, sums, knobs.learning_rate
+      sums = {
+          env: trainer.sums(params, frozen, own, knobs.entropy_bonus)
+          for env, own in batches.items()
+      }
+      total = mixed(
+          {env: s.grads for env, s in sums.items()},
+          {env: part.weight for env, part in self.parts.items()},
       )
-      if first is None:
-        first = sums._replace(grads=None, gap=sums.gap if gap is None else gap)
+      params, opt_state, norm, finite = trainer.descend(
+          params, opt_state, total, knobs.learning_rate
+      )
+      finite = finite and all(jnp.isfinite(s.loss) for s in sums.values())
+      first = first or {
+          env: s._replace(grads=None, gap=gaps.get(env, s.gap))
+          for env, s in sums.items()
+      }
     return (
         state._replace(params=params, opt_state=opt_state),
         first,

@@ -221,10 +221,10 @@ class Trainer:
       sums = self.gradient(params, frozen, batch, sums, jnp.float32(bonus))
     return sums
 
-  def _descend(self, params, opt_state, sums: Sums, learning_rate):
+  def _descend(self, params, opt_state, grads: Params, learning_rate):
     """The next parameters and optimiser, the gradient's norm, is all finite?"""
-    norm = optax.tree.norm(sums.grads)
+    norm = optax.tree.norm(grads)
     new, opt_state = descend(
-        self.optimizer, params, opt_state, sums.grads, learning_rate
+        self.optimizer, params, opt_state, grads, learning_rate
     )
-    return new, opt_state, norm, all_finite((new, sums.loss, norm))
+    return new, opt_state, norm, all_finite((new, norm))

@@ -114,7 +114,8 @@ def new_model(
     config: LlmConfig, examples: list[Example], key: jax.Array
 ) -> tuple[model_lib.ModelConfig, Any, Tokenizer]:
   """A tiny model from random parameters, with a tokenizer of its own."""
-  corpus = [e.head + e.tail + e.answer for e in examples[:_CORPUS]]
+  some = examples[:: -(-len(examples) // _CORPUS)]
+  corpus = [e.head + e.tail + e.answer for e in some]
   tokenizer = Tokenizer.byte_level(corpus, config.vocab_size)
   model = model_lib.ModelConfig(
       vocab_size=tokenizer.vocab_size,
@@ -131,10 +132,10 @@ def new_model(
 
 
 def ensure(
-    collective: Collective,
+    collectives: tuple[Collective, ...],
     config: LlmConfig,
     rlcr: RlcrConfig,
-    rules: Rules,
+    deadline_ms: int,
     mesh: jax.sharding.Mesh,
     workdir: pathlib.Path,
     progress: Progress = lambda arm, row: None,
@@ -142,10 +143,10 @@ def ensure(
   """The model that RL begins with, made now if it is not there yet.
 
   Args:
-    collective: whose agents the teacher plays.
+    collectives: whose agents the teacher plays, as many rollouts of each.
     config: of the model and of the imitation.
     rlcr: clipping and Adam.
-    rules: scalars; under which the teacher plays.
+    deadline_ms: under which the teacher plays.
     mesh: where the model is trained.
     workdir: of the run; the model goes to `workdir/warm_start`.
     progress: called after every step with its loss.
@@ -157,20 +158,25 @@ def ensure(
     return config.model
   directory = workdir / 'warm_start'
   if not directory.exists():
-    model = _imitate(collective, config, rlcr, rules, mesh, progress)
+    model = _imitate(collectives, config, rlcr, deadline_ms, mesh, progress)
     whole = model.merged(model.params)
     weights.save(directory, model.config, whole, model.tokenizer)
   return directory
 
 
-def _imitate(collective, config, rlcr, rules, mesh, progress):
+def _imitate(collectives, config, rlcr, deadline_ms, mesh, progress):
   keys = jax.random.split(jax.random.key(config.warm_seed), 3)
+  model = None
   if config.model:
     model = learner_lib.load_model(config, config.model, mesh)
-    examples = transcripts(collective, config, model.tokenizer, rules, keys[0])
+    template = model.tokenizer
   else:
     template = Tokenizer.byte_level([''], config.vocab_size)
-    examples = transcripts(collective, config, template, rules, keys[0])
+  examples = []
+  for collective in collectives:
+    rules = collective.rules(deadline_ms)
+    examples += transcripts(collective, config, template, rules, keys[0])
+  if model is None:
     made = new_model(config, examples, keys[1])
     model = learner_lib.Model(made[0], made[2], mesh, made[1], None)
   samples = _samples(config, model.tokenizer, examples)
@@ -185,9 +191,9 @@ def _imitate(collective, config, rlcr, rules, mesh, progress):
     sums = trainer.sums(params, model.frozen, batches)
     left = 1.0 - step / config.warm_steps
     params, opt_state, _, finite = trainer.descend(
-        params, opt_state, sums, config.warm_learning_rate * left
+        params, opt_state, sums.grads, config.warm_learning_rate * left
     )
-    if not finite:
+    if not (finite and jnp.isfinite(sums.loss)):
       raise NonFiniteError(
           f'loss={float(sums.loss)} at step {step} of the warm start: it and'
           ' the new parameters must be finite. Nothing was saved; a lower'

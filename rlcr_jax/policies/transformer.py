@@ -6,9 +6,10 @@ action are drawn one after the other: verb, then a pointer over target tokens,
 then a pointer over peer tokens, then a symbol, each given the earlier ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import dataclasses
 import math
+from typing import NamedTuple
 
 import chex
 from envs.base import require
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from rlcr_jax.collective import Collective
 from rlcr_jax.observation import Action
+from rlcr_jax.observation import MY_FEATURES
 from rlcr_jax.observation import Observation
 from rlcr_jax.observation import takes
 
@@ -79,20 +81,43 @@ class _Block(nnx.Module):
     return x + self.down(jax.nn.relu(self.up(self.norm_mlp(x))))
 
 
-class SetTransformer(nnx.Module):
-  """Parameters of the policy for one collective's feature sizes."""
+class Sizes(NamedTuple):
+  """Numbers of features, verbs and symbols."""
 
-  def __init__(
-      self,
-      config: TransformerConfig,
-      obs: Observation,
-      num_symbols: int,
-      rngs: nnx.Rngs,
-  ):
-    d, num_verbs = config.width, obs.legal_verb.shape[-1]
-    self.embed_me = _linear(obs.me.shape[-1], d, rngs)
-    self.embed_target = _linear(obs.targets.shape[-1], d, rngs)
-    self.embed_peer = _linear(obs.peers.shape[-1], d, rngs)
+  me: int
+  target: int
+  peer: int
+  verbs: int
+  symbols: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+  """The names of what differs between the environments of a shared policy."""
+
+  envs: tuple[str, ...]
+  features: tuple[str, ...]  # Of targets, the environments' own.
+  verbs: tuple[str, ...]
+
+  @classmethod
+  def of(cls, collectives: Iterable[Collective]) -> 'Vocabulary':
+    """All names of some collectives, each once."""
+    envs, features, verbs = [], [], []
+    for collective in collectives:
+      envs.append(collective.env.name)
+      features += collective.env.feature_names
+      verbs += [verb.name for verb in collective.verbs]
+    return cls(*(tuple(dict.fromkeys(x)) for x in (envs, features, verbs)))
+
+
+class SetTransformer(nnx.Module):
+  """Parameters of the policy for given feature sizes."""
+
+  def __init__(self, config: TransformerConfig, sizes: Sizes, rngs: nnx.Rngs):
+    d, num_verbs = config.width, sizes.verbs
+    self.embed_me = _linear(sizes.me, d, rngs)
+    self.embed_target = _linear(sizes.target, d, rngs)
+    self.embed_peer = _linear(sizes.peer, d, rngs)
     self.blocks = nnx.List([_Block(config, rngs) for _ in range(config.layers)])
     self.norm = nnx.RMSNorm(d, rngs=rngs)
     self.verb = _linear(d, num_verbs, rngs, 0.01)
@@ -103,7 +128,7 @@ class SetTransformer(nnx.Module):
     self.target_key = _linear(d, d, rngs)
     self.peer_query = _linear(d, d, rngs)
     self.peer_key = _linear(d, d, rngs)
-    self.symbol = _linear(d, num_symbols, rngs, 0.01)
+    self.symbol = _linear(d, sizes.symbols, rngs, 0.01)
 
   def encode(self, obs: Observation):
     """Tokens [C, d], [C, M, d], [C, K, d] of me, the targets and the peers."""
@@ -171,12 +196,20 @@ class SetTransformer(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerPolicy:
-  """The set transformer behind the policy protocol."""
+  """The set transformer behind the policy protocol.
+
+  Policies of several collectives share their parameters if they are given one
+  `Vocabulary` of all. What has the same name (a feature, a verb) has the same
+  parameters; each policy takes the rows that it needs, so a collective pays
+  nothing for the others.
+  """
 
   collective: Collective
   config: TransformerConfig = TransformerConfig()
+  vocabulary: Vocabulary | None = None  # None: of this collective alone.
 
-  def _build(self, key: jax.Array) -> SetTransformer:
+  def _sizes(self) -> Sizes:
+    """Those of the own collective."""
     c = self.collective
 
     def glimpse(key):
@@ -185,13 +218,58 @@ class TransformerPolicy:
       return c.observe(task, rules, c.reset(task, rules, key), jnp.int32(0))
 
     obs = jax.eval_shape(glimpse, jax.random.key(0))
-    return SetTransformer(
-        self.config, obs, c.config.num_symbols, nnx.Rngs(params=key)
+    return Sizes(
+        me=obs.me.shape[-1],
+        target=obs.targets.shape[-1],
+        peer=obs.peers.shape[-1],
+        verbs=obs.legal_verb.shape[-1],
+        symbols=c.config.num_symbols,
     )
 
+  def _shared_sizes(self) -> Sizes:
+    """Those of the vocabulary."""
+    sizes, own = self._sizes(), Vocabulary.of([self.collective])
+    whole = self.vocabulary or own
+    more = lambda field: len(getattr(whole, field)) - len(getattr(own, field))
+    return sizes._replace(
+        me=sizes.me + more('envs') + more('verbs'),
+        target=sizes.target + more('features'),
+        verbs=len(whole.verbs),
+    )
+
+  def _build(self, sizes: Sizes, key: jax.Array) -> SetTransformer:
+    return SetTransformer(self.config, sizes, nnx.Rngs(params=key))
+
   def _module(self, params: nnx.State) -> SetTransformer:
-    abstract = nnx.eval_shape(lambda: self._build(jax.random.key(0)))
-    return nnx.merge(nnx.graphdef(abstract), params)
+    build = lambda: self._build(self._sizes(), jax.random.key(0))
+    return nnx.merge(nnx.graphdef(nnx.eval_shape(build)), self._own(params))
+
+  def _own(self, params: nnx.State) -> nnx.State:
+    """The parameters of the own collective, taken from the shared ones."""
+    if self.vocabulary is None:
+      return params
+    own, whole = Vocabulary.of([self.collective]), self.vocabulary
+    place = lambda field: [
+        getattr(whole, field).index(name) for name in getattr(own, field)
+    ]
+    # Columns of `Observation.me`: a constant, for which every environment has
+    # a row of its own, other features, the last verb, the seat.
+    first, verbs = len(whole.envs), place('verbs')
+    middle, seat = len(MY_FEATURES) - 1, first + len(MY_FEATURES) - 1
+    behind = seat + len(whole.verbs)
+    sizes = self._sizes()
+    me = place('envs') + list(range(first, first + middle))
+    me += [seat + verb for verb in verbs]
+    me += range(behind, behind + sizes.me - len(me))
+    target, rest = place('features'), len(whole.features)
+    target += range(rest, rest + sizes.target - len(target))
+    take = lambda x, rows, axis=0: jnp.take(x, jnp.array(rows), axis)
+    own = nnx.to_pure_dict(params)
+    own['embed_me']['kernel'] = take(own['embed_me']['kernel'], me)
+    own['embed_target']['kernel'] = take(own['embed_target']['kernel'], target)
+    own['verb']['kernel'] = take(own['verb']['kernel'], verbs, 1)
+    own['verb_embedding'] = take(own['verb_embedding'], verbs)
+    return own
 
   def _uses(self) -> dict[str, chex.Array]:
     verbs = self.collective.verbs
@@ -199,7 +277,7 @@ class TransformerPolicy:
 
   def init(self, key: jax.Array) -> nnx.State:
     """Fresh parameters; verbs and symbols start out nearly uniform."""
-    return nnx.state(self._build(key))
+    return nnx.state(self._build(self._shared_sizes(), key))
 
   def sample(self, params, keys, obs):
     """See `policies.base.Policy`."""
