@@ -4,9 +4,11 @@ import dataclasses
 from typing import Any
 
 from envs import base
+from envs import reasoning
 from envs import software
 
 _ENVIRONMENTS: dict[str, type[base.Environment]] = {
+    'reasoning': reasoning.Reasoning,
     'software': software.Software,
 }
 

@@ -212,10 +212,10 @@ def _environments(
     require(fits, f'env.weights.{part}', weight, 'a number > 0')
   envs = {
       part: _environment(part, f'env.{part}.', dict(section[part]))
-      for part in weights
+      for part in sorted(weights)
   }
   total = sum(weights.values())
-  return envs, {part: weight / total for part, weight in weights.items()}
+  return envs, {part: weights[part] / total for part in envs}
 
 
 def _environment(name: str, prefix: str, knobs: dict[str, Any]) -> Environment:
