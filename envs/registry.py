@@ -4,10 +4,12 @@ import dataclasses
 from typing import Any
 
 from envs import base
+from envs import pipeline
 from envs import reasoning
 from envs import software
 
 _ENVIRONMENTS: dict[str, type[base.Environment]] = {
+    'pipeline': pipeline.Pipeline,
     'reasoning': reasoning.Reasoning,
     'software': software.Software,
 }

@@ -17,16 +17,21 @@ from rlcr_jax import config as config_lib
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The configuration; `variant` is '' or 'smoke'."""
-  config = config_lib.defaults('software')
+  return varied(config_lib.defaults('software'), variant)
+
+
+def varied(
+    config: ml_collections.ConfigDict, variant: str
+) -> ml_collections.ConfigDict:
+  """The configuration itself, or shrunk to a run of seconds for 'smoke'."""
   if variant == 'smoke':
-    smoke(config)
+    _shrink(config)
   elif variant:
     raise ValueError(f"variant {variant!r} is not allowed: '' or 'smoke'.")
   return config
 
 
-def smoke(config: ml_collections.ConfigDict) -> None:
-  """Shrinks a configuration to a run of seconds."""
+def _shrink(config: ml_collections.ConfigDict) -> None:
   config.steps = 4
   config.checkpoint_every = 2
   config.rlcr.tasks = 2
