@@ -6,11 +6,13 @@ from typing import Any
 from envs import base
 from envs import pipeline
 from envs import reasoning
+from envs import search
 from envs import software
 
 _ENVIRONMENTS: dict[str, type[base.Environment]] = {
     'pipeline': pipeline.Pipeline,
     'reasoning': reasoning.Reasoning,
+    'search': search.Search,
     'software': software.Software,
 }
 
