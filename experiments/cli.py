@@ -10,6 +10,7 @@ from typing import Any
 from absl import app
 from absl import flags
 from absl import logging
+from envs import registry
 from envs.base import NotAllowedError
 import jax
 import ml_collections
@@ -103,12 +104,15 @@ def _one_line(error: Exception) -> str:
 
 def _unknown_field(argv: Sequence[str]) -> str | None:
   """Which override names no field of a configuration, and what is near it."""
-  known = list(_paths(config_lib.defaults().to_dict()))
+  names = registry.names()
+  configs = [config_lib.defaults(name) for name in names]
+  configs.append(config_lib.defaults(*names))  # A mixture.
+  known = {path for c in configs for path in _paths(c.to_dict())}
   for arg in argv:
     name, _, value = arg.lstrip('-').partition('=')
     path = name.removeprefix('config.')
     if path != name and path not in known:
-      near = difflib.get_close_matches(path, known, n=3, cutoff=0.0)
+      near = difflib.get_close_matches(path, sorted(known), n=3, cutoff=0.0)
       return (
           f'config.{path}={value!r} is not allowed: there is no such field.'
           f' Near it are {", ".join(near)}; config.json lists all.'

@@ -44,9 +44,7 @@ def main() -> None:
   """Describes one environment."""
   config = _config()
   resolved = config_lib.resolve(config)
-  require(
-      len(resolved.envs) == 1, 'env', list(resolved.envs), 'one environment'
-  )
+  require(len(resolved.envs) == 1, 'env', list(resolved.envs), 'one of them')
   ((name, collective),) = resolved.make_collectives().items()
   require(_TASKS.value >= 2, 'tasks', _TASKS.value, '>= 2')
   task = collective.env.sample_task(jax.random.key(_SEED.value))
@@ -91,6 +89,7 @@ def _config() -> ml_collections.ConfigDict:
   require(name in known, 'env', name, f'one of {known}')
   if name == config.env.name:
     return config
+  name = 'default' if name == 'software' else name
   module = importlib.import_module(f'experiments.configs.{name}')
   return module.get_config()
 

@@ -1,4 +1,4 @@
-"""Silence costs nothing where facts are public, and more the more are private."""
+"""Silence costs nothing where facts are public, and more where more are not."""
 
 from envs import registry
 import jax

@@ -125,9 +125,7 @@ def test_policies_share_what_has_the_same_name(run):
   names = transformer.Vocabulary.of(run.collectives.values())
   assert names.envs == ENVS
   verbs = [v.name for v in run.collectives['reasoning'].verbs]
-  assert names.verbs == tuple(
-      dict.fromkeys([*verbs, 'work', 'read'])
-  )
+  assert names.verbs == tuple(dict.fromkeys([*verbs, 'work', 'read']))
   policies = [part.policy for part in run.learner.parts.values()]
   params = [policy.init(jax.random.key(0)) for policy in policies]
   for left, right in zip(*map(jax.tree.leaves, params), strict=True):

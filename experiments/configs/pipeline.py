@@ -1,6 +1,6 @@
 """pipeline: see docs/environments.md.
 
-  python -m experiments.train --config=experiments/configs/pipeline.py \
+python -m experiments.train --config=experiments/configs/pipeline.py \
       --workdir=DIR
 """
 

@@ -1,6 +1,6 @@
 """reasoning: see docs/environments.md.
 
-  python -m experiments.train --config=experiments/configs/reasoning.py \
+python -m experiments.train --config=experiments/configs/reasoning.py \
       --workdir=DIR
 """
 

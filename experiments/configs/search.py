@@ -1,6 +1,6 @@
 """search: see docs/environments.md.
 
-  python -m experiments.train --config=experiments/configs/search.py \
+python -m experiments.train --config=experiments/configs/search.py \
       --workdir=DIR
 """
 
