@@ -11,7 +11,13 @@ from rlcr_jax import config as config_lib
 from rlcr_jax import evaluate
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_GUIDES = ('README.md', 'CONTRIBUTING.md', 'docs/evaluation.md')
+_GUIDES = (
+    'README.md',
+    'CONTRIBUTING.md',
+    'docs/environments.md',
+    'docs/evaluation.md',
+    'docs/llm.md',
+)
 
 
 def _read(file: str) -> str:
