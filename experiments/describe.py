@@ -153,7 +153,7 @@ def _returns(deadlines_ms: np.ndarray, oracle, others) -> Table:
       '',
       *(f'{ms / 1000:.0f} s' for ms in deadlines_ms),
   )
-  rows = {f'oracle, {n} agents': values for n, values in oracle.items()}
+  rows = {figures.oracle_label(n): values for n, values in oracle.items()}
   rows |= {figures.style(mode).label: values for mode, values in others.items()}
   for name, values in rows.items():
     cells = []

@@ -382,6 +382,11 @@ def _by_deadline(evaluation: dict[str, Any]) -> Chart | None:
   )
 
 
+def oracle_label(agents: int) -> str:
+  """The oracle with a number of agents."""
+  return f'oracle, {agents} agent' + 's' * (agents > 1)
+
+
 def scaling(
     env: str,
     deadlines_ms: np.ndarray,
@@ -399,7 +404,7 @@ def scaling(
   figure, plot = _canvas('deadline (s)', 'return (0 to 1)')
   greys = matplotlib.colormaps['Greys'](np.linspace(0.4, 1.0, len(teams)))
   looks = {
-      n: Style(f'oracle, {n} agent{"s" * (n > 1)}', colors.to_hex(grey))
+      n: Style(oracle_label(n), colors.to_hex(grey))
       for n, grey in zip(teams, greys, strict=True)
   }
   lines = [(looks[n], values) for n, values in teams.items()]
@@ -444,6 +449,7 @@ def task(
         '',
         place[i],
         place[j],
+        zorder=1,
         arrowprops={
             'arrowstyle': '-' if mutual[i, j] else '-|>',
             'color': '#9aa1ab',

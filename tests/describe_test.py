@@ -38,7 +38,7 @@ def test_it_says_all_and_draws(given, printed, tmp_path, capfd):
   chains = 8 if given else 3
   assert f'chain {chains - 1}: an attempt' in text
   assert f'chain {chains}: an attempt' not in text
-  for who in ('oracle, 1 agents', 'oracle, 8 agents', 'random', 'greedy solo'):
+  for who in ('oracle, 1 agent ', 'oracle, 8 agents', 'random', 'greedy solo'):
     assert who in text
   for name in ('reasoning_task', 'reasoning_scaling'):
     assert (tmp_path / f'{name}.png').read_bytes().startswith(PNG)
