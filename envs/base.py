@@ -9,6 +9,8 @@ features per target. Times are int32 milliseconds.
 """
 
 import abc
+from collections.abc import Sequence
+import dataclasses
 from typing import Any, NamedTuple
 
 import chex
@@ -179,6 +181,52 @@ class Environment(abc.ABC):
       legal: [V, M] bool, as in its `TargetView`: text is written often, and
         the caller has computed many views at once.
     """
+
+
+def features(columns: Sequence[chex.Array]) -> chex.Array:
+  """Stacks columns [M] of numbers or booleans to features [M, F] float32."""
+  return jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1)
+
+
+def own_verb(env: Environment, name: str, learns: bool = False) -> VerbSpec:
+  """A verb that costs what the knobs `NAME_tokens` and `NAME_tool_ms` say."""
+  tokens, tool_ms = (getattr(env, f'{name}_{c}') for c in ('tokens', 'tool_ms'))
+  return VerbSpec(name, True, tokens, tool_ms, True, learns=learns)
+
+
+def commands(
+    verbs: Sequence[VerbSpec], legal: chex.Array, target: int
+) -> list[str]:
+  """What may be done with a target, as text, from `legal` [V, M]."""
+  able = zip(verbs, legal[:, target], strict=True)
+  return [f'{verb.name} {target}' for verb, ok in able if ok]
+
+
+def check_knobs(
+    env: Environment, counts: Sequence[str] = (), shares: Sequence[str] = ()
+) -> None:
+  """Checks the usual knobs of a dataclass, and those that say what verbs cost.
+
+  Args:
+    env: whose knobs are checked.
+    counts: names of those that are at least 1.
+    shares: names of those that go from 0 to 1.
+
+  Raises:
+    NotAllowedError: naming the knob, its value and what is allowed.
+  """
+  check = lambda name, ok, allowed: require(
+      ok(getattr(env, name)), f'env.{name}', getattr(env, name), allowed
+  )
+  for name in counts:
+    check(name, lambda value: value >= 1, '>= 1')
+  for name in shares:
+    check(name, lambda value: 0.0 <= value <= 1.0, 'from 0 to 1')
+  for field in dataclasses.fields(env):
+    if field.name.endswith('_tokens'):
+      check(field.name, lambda value: value >= 1, '>= 1 token')
+    if field.name.endswith('_tool_ms'):
+      check(field.name, lambda value: value >= 0, '>= 0')
 
 
 class NotAllowedError(ValueError):

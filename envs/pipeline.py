@@ -72,19 +72,10 @@ class Pipeline(base.Environment):
   name = 'pipeline'
 
   def __post_init__(self):
-    need = base.require
-    for field in ('num_shards', 'max_records'):
-      value = getattr(self, field)
-      need(value >= 1, f'env.{field}', value, '>= 1')
-    for field in ('serial_fraction', 'coupling'):
-      value = getattr(self, field)
-      need(0.0 <= value <= 1.0, f'env.{field}', value, 'from 0 to 1')
-    for field in ('shard_tokens', 'fetch_tokens'):
-      value = getattr(self, field)
-      need(value >= 1, f'env.{field}', value, '>= 1 token')
-    for field in ('map_capacity', 'shard_tool_ms', 'fetch_tool_ms'):
-      value = getattr(self, field)
-      need(value >= 0, f'env.{field}', value, '>= 0')
+    counts = 'num_shards', 'max_records'
+    base.check_knobs(self, counts, shares=('serial_fraction', 'coupling'))
+    lanes = self.map_capacity
+    base.require(lanes >= 0, 'env.map_capacity', lanes, '>= 0')
 
   @property
   def num_targets(self) -> int:
@@ -104,14 +95,7 @@ class Pipeline(base.Environment):
     return (
         base.VerbSpec('map', True, *cost(1.0 - self.serial_fraction), True),
         base.VerbSpec('merge', True, *cost(self.serial_fraction), True),
-        base.VerbSpec(
-            'fetch',
-            True,
-            self.fetch_tokens,
-            self.fetch_tool_ms,
-            True,
-            learns=True,
-        ),
+        base.own_verb(self, 'fetch', learns=True),
     )
 
   @property
@@ -179,7 +163,7 @@ class Pipeline(base.Environment):
     )
     fetchable = mapped & task.private & ~knows
     return base.TargetView(
-        features=jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1),
+        features=base.features(columns),
         legal=jnp.stack([mappable, mergeable & (missing == 0), fetchable]),
         relations=jnp.asarray(needs),
     )
@@ -298,10 +282,6 @@ class Pipeline(base.Environment):
       notes = ['merged' if i < merged else state]
       notes += ['next in the log'] * (i == merged)
       notes += ['result known'] * bool(known[i])
-      notes += [
-          f'{v.name} {i}'
-          for v, ok in zip(self.verbs, legal[:, i], strict=True)
-          if ok
-      ]
+      notes += base.commands(self.verbs, legal, i)
       lines.append(f'shard {i}: {", ".join(notes)}')
     return '\n'.join(lines)

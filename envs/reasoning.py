@@ -96,9 +96,7 @@ class Reasoning(base.Environment):
 
   def __post_init__(self):
     need = base.require
-    for field in ('num_chains', 'least_thoughts'):
-      value = getattr(self, field)
-      need(value >= 1, f'env.{field}', value, '>= 1')
+    base.check_knobs(self, ('num_chains', 'least_thoughts'), ('coupling',))
     need(
         1.0 <= self.min_difficulty <= self.max_difficulty,
         'env.min_difficulty',
@@ -117,18 +115,6 @@ class Reasoning(base.Environment):
         self.check_error,
         'from 0 to 0.5',
     )
-    need(
-        0.0 <= self.coupling <= 1.0,
-        'env.coupling',
-        self.coupling,
-        'from 0 to 1',
-    )
-    for verb in ('think', 'check', 'answer'):
-      tokens, tool_ms = f'{verb}_tokens', f'{verb}_tool_ms'
-      value = getattr(self, tokens)
-      need(value >= 1, f'env.{tokens}', value, '>= 1 token')
-      value = getattr(self, tool_ms)
-      need(value >= 0, f'env.{tool_ms}', value, '>= 0')
 
   @property
   def num_targets(self) -> int:
@@ -136,14 +122,8 @@ class Reasoning(base.Environment):
 
   @property
   def verbs(self) -> tuple[base.VerbSpec, ...]:
-    verb = lambda name: base.VerbSpec(
-        name,
-        True,
-        getattr(self, f'{name}_tokens'),
-        getattr(self, f'{name}_tool_ms'),
-        True,
-    )
-    return (verb('think'), verb('check'), verb('answer'))
+    names = 'think', 'check', 'answer'
+    return tuple(base.own_verb(self, name) for name in names)
 
   @property
   def feature_names(self) -> tuple[str, ...]:
@@ -235,7 +215,7 @@ class Reasoning(base.Environment):
         posterior,
     )
     return base.TargetView(
-        features=jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1),
+        features=base.features(columns),
         legal=jnp.stack([open_, open_ & (since > 0), open_]),
         relations=jnp.zeros((m, m), bool),
     )
@@ -371,10 +351,6 @@ class Reasoning(base.Environment):
         notes.append(f'judged {verdict} at {world.checked[i]}')
       notes.append(f'{100 * posterior[i]:.0f}% likely right')
       notes += ['answered'] * bool(world.answered == i)
-      notes += [
-          f'{v.name} {i}'
-          for v, ok in zip(self.verbs, legal[:, i], strict=True)
-          if ok
-      ]
+      notes += base.commands(self.verbs, legal, i)
       lines.append(f'chain {i}: {", ".join(notes)}')
     return '\n'.join(lines)

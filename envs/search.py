@@ -114,7 +114,7 @@ class Search(base.Environment):
 
   def __post_init__(self):
     need = base.require
-    need(self.num_places >= 1, 'env.num_places', self.num_places, '>= 1')
+    base.check_knobs(self, ('num_places',), ('clue_share', 'coupling'))
     need(
         self.region_size >= 1 and self.num_places % self.region_size == 0,
         'env.region_size',
@@ -133,18 +133,6 @@ class Search(base.Environment):
         self.per_region,
         f'from 1 to region_size={self.region_size}',
     )
-    for field in ('clue_share', 'coupling'):
-      value = getattr(self, field)
-      need(0.0 <= value <= 1.0, f'env.{field}', value, 'from 0 to 1')
-    need(
-        self.probe_tokens >= 1,
-        'env.probe_tokens',
-        self.probe_tokens,
-        '>= 1 token',
-    )
-    need(
-        self.probe_tool_ms >= 0, 'env.probe_tool_ms', self.probe_tool_ms, '>= 0'
-    )
 
   @property
   def num_targets(self) -> int:
@@ -162,11 +150,7 @@ class Search(base.Environment):
 
   @property
   def verbs(self) -> tuple[base.VerbSpec, ...]:
-    return (
-        base.VerbSpec(
-            'probe', True, self.probe_tokens, self.probe_tool_ms, True
-        ),
-    )
+    return (base.own_verb(self, 'probe'),)
 
   @property
   def feature_names(self) -> tuple[str, ...]:
@@ -275,7 +259,7 @@ class Search(base.Environment):
     region = self._regions()
     near = region[:, None] == region[None, :]
     return base.TargetView(
-        features=jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1),
+        features=base.features(columns),
         legal=open_[None, :],
         relations=near & ~jnp.eye(m, dtype=bool),
     )
@@ -376,10 +360,6 @@ class Search(base.Environment):
         notes = ['not known', f'{100 * seen.chance[i]:.0f}% likely a find']
       if seen.rich[region] or seen.poor[region]:
         notes.append(f'region {region} is {kind(seen.rich[region])}')
-      notes += [
-          f'{v.name} {i}'
-          for v, ok in zip(self.verbs, legal[:, i], strict=True)
-          if ok
-      ]
+      notes += base.commands(self.verbs, legal, i)
       lines.append(f'place {i}: {", ".join(notes)}')
     return '\n'.join(lines)

@@ -74,26 +74,14 @@ class Software(base.Environment):
   name = 'software'
 
   def __post_init__(self):
-    need = base.require
-    need(self.num_modules >= 1, 'env.num_modules', self.num_modules, '>= 1')
-    need(
+    counts = 'num_modules', 'max_effort', 'max_tests'
+    base.check_knobs(self, counts, shares=('density', 'coupling'))
+    base.require(
         1 <= self.width <= self.num_modules,
         'env.width',
         self.width,
         f'from 1 to num_modules={self.num_modules}',
     )
-    for field in ('density', 'coupling'):
-      value = getattr(self, field)
-      need(0.0 <= value <= 1.0, f'env.{field}', value, 'from 0 to 1')
-    for field in ('max_effort', 'max_tests'):
-      value = getattr(self, field)
-      need(value >= 1, f'env.{field}', value, '>= 1')
-    for field in ('work_tokens', 'read_tokens'):
-      value = getattr(self, field)
-      need(value >= 1, f'env.{field}', value, '>= 1 token')
-    for field in ('work_tool_ms', 'read_tool_ms'):
-      value = getattr(self, field)
-      need(value >= 0, f'env.{field}', value, '>= 0')
 
   @property
   def num_targets(self) -> int:
@@ -106,17 +94,7 @@ class Software(base.Environment):
 
   @property
   def verbs(self) -> tuple[base.VerbSpec, ...]:
-    return (
-        base.VerbSpec('work', True, self.work_tokens, self.work_tool_ms, True),
-        base.VerbSpec(
-            'read',
-            True,
-            self.read_tokens,
-            self.read_tool_ms,
-            True,
-            learns=True,
-        ),
-    )
+    return base.own_verb(self, 'work'), base.own_verb(self, 'read', learns=True)
 
   @property
   def feature_names(self) -> tuple[str, ...]:
@@ -180,7 +158,7 @@ class Software(base.Environment):
         knows,
     )
     return base.TargetView(
-        features=jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1),
+        features=base.features(columns),
         legal=jnp.stack([startable & (missing == 0), finished & ~knows]),
         relations=task.depends,
     )
@@ -293,10 +271,6 @@ class Software(base.Environment):
     for i in range(self.num_modules):
       state = f'{remaining[i]} units left' if remaining[i] else 'finished'
       notes = [state] + ['interface known'] * bool(knows[i])
-      notes += [
-          f'{v.name} {i}'
-          for v, ok in zip(self.verbs, legal[:, i], strict=True)
-          if ok
-      ]
+      notes += base.commands(self.verbs, legal, i)
       lines.append(f'module {i}: {", ".join(notes)}')
     return '\n'.join(lines)

@@ -412,8 +412,9 @@ def _second_unit_lands(env):
 def _in_flight_is_visible(env):
   config = config_lib.defaults('software')
   config.env.update(dataclasses.asdict(env))
-  rules = train.build(config).rules('collective', jnp.array([60_000]))
-  return rules.awareness.tolist()
+  limits = jnp.full(config.rlcr.tasks, 60_000)
+  rules = train.build(config).rules('collective', limits)
+  return rules['software'].awareness.tolist()
 
 
 # Knob: another value, and what it changes.
