@@ -83,6 +83,7 @@ class Environment(abc.ABC):
   num_targets: int  # M
   awareness: bool = False  # Are other agents' turns in flight visible?
   monotone: bool = True  # Does progress never fall?
+  accrues: bool = False  # Does it change while nothing lands?
 
   @property
   @abc.abstractmethod

@@ -329,9 +329,12 @@ def _check_progress(trial: _Trial) -> None:
           new >= old or not trial.env.monotone,
           f'it falls from {old} to {new} at {now_ms} ms',
       )
-    if at.after.finished:
+    if at.after.finished or not trial.env.accrues:
       later = trial.env.progress(at.task, at.after.world, now_ms + _LATER_MS)
-      _require(later == new, f'it becomes {later} after a finish at {new}')
+      _require(
+          later == new,
+          f'it becomes {later} from {new} while nothing lands',
+      )
 
 
 def _check_bounds(trial: _Trial) -> None:

@@ -8,12 +8,14 @@ from envs import pipeline
 from envs import reasoning
 from envs import search
 from envs import software
+from envs import trading
 
 _ENVIRONMENTS: dict[str, type[base.Environment]] = {
     'pipeline': pipeline.Pipeline,
     'reasoning': reasoning.Reasoning,
     'search': search.Search,
     'software': software.Software,
+    'trading': trading.Trading,
 }
 
 

@@ -246,15 +246,18 @@ def advance(
     The states, and the curve [B, T] of progress at the times `grid_ms` [T],
     filled in up to the new clocks.
   """
-  then_ms = states.clock_ms
-  before = jax.vmap(collective.env.progress)(tasks, states.world, then_ms)
+  then_ms, progress = states.clock_ms, collective.env.progress
+  if collective.env.accrues:
+    of_one = jax.vmap(progress, (None, None, 0))
+    before = jax.vmap(of_one, (0, 0, None))(tasks, states.world, grid_ms)
+  else:  # It held its value from the last event up to this one.
+    before = jax.vmap(progress)(tasks, states.world, then_ms)[:, None]
   states, _ = jax.vmap(collective.advance)(
       tasks, rules, states, world_keys, may
   )
-  # Progress held its value from the last event up to this one.
   held = grid_ms[None, :] >= then_ms[:, None]
   held &= grid_ms[None, :] < states.clock_ms[:, None]
-  return states, jnp.where(held, before[:, None], curve)
+  return states, jnp.where(held, before, curve)
 
 
 def play_groups(
