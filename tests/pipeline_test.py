@@ -515,11 +515,10 @@ def test_a_view_as_text():
 @pytest.mark.parametrize(
     'knobs',
     [
-        {},
         {'num_shards': 4, 'coupling': 0.0},
         {'num_shards': 5, 'coupling': 0.5, 'map_capacity': 2, 'barrier': True},
         {'num_shards': 1, 'serial_fraction': 1.0},
     ],
 )
-def test_it_conforms(knobs):
+def test_it_conforms_with_other_knobs(knobs):
   conformance.check_environment(pipeline.Pipeline(**knobs))

@@ -457,7 +457,6 @@ def test_coupling_is_the_share_of_private_chains(coupling):
 @pytest.mark.parametrize(
     'knobs',
     [
-        {},
         {'num_chains': 1, 'check_error': 0.0, 'min_difficulty': 1.0},
         {
             'num_chains': 2,
@@ -468,7 +467,7 @@ def test_coupling_is_the_share_of_private_chains(coupling):
         },
     ],
 )
-def test_it_conforms(knobs):
+def test_it_conforms_with_other_knobs(knobs):
   conformance.check_environment(reasoning.Reasoning(**knobs))
 
 

@@ -525,11 +525,10 @@ def test_a_view_as_text():
 @pytest.mark.parametrize(
     'knobs',
     [
-        {},
         {'num_places': 12, 'coupling': 0.5, 'clue_share': 1.0},
         {'num_places': 12, 'region_size': 12, 'num_rich': 1, 'coupling': 0.0},
         {'num_places': 6, 'region_size': 3, 'per_region': 3, 'num_rich': 1},
     ],
 )
-def test_it_conforms(knobs):
+def test_it_conforms_with_other_knobs(knobs):
   conformance.check_environment(search.Search(**knobs), jax.random.key(1))

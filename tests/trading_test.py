@@ -715,10 +715,9 @@ def test_a_view_as_text():
 @pytest.mark.parametrize(
     'knobs',
     [
-        {},
         {'num_assets': 4, 'risk_budget': 4, 'combination': 0.0},
         {'num_assets': 2, 'risk_budget': 1, 'noise': 0.0, 'coupling': 0.5},
     ],
 )
-def test_it_conforms(knobs):
+def test_it_conforms_with_other_knobs(knobs):
   conformance.check_environment(trading.Trading(**knobs), jax.random.key(1))
