@@ -6,7 +6,7 @@
 A model of 0.1 M parameters with a tokenizer of its own first imitates random
 legal moves (the warm start), and then learns by RLCR what pays. Held-out return
 at 120 s on three seeds: 0.56 to 0.61, from 0.42 after the warm start, while the
-oracle has 0.96. On 2 idle CPU cores the warm start takes 3 minutes and an update
+oracle has 0.96. On 2 idle CPU cores the warm start takes 3 minutes, an update
 7 s; docs/llm.md has the rest.
 """
 
