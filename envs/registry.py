@@ -5,6 +5,7 @@ from typing import Any
 
 from envs import base
 from envs import pipeline
+from envs import proof
 from envs import reasoning
 from envs import search
 from envs import software
@@ -12,6 +13,7 @@ from envs import trading
 
 _ENVIRONMENTS: dict[str, type[base.Environment]] = {
     'pipeline': pipeline.Pipeline,
+    'proof': proof.Proof,
     'reasoning': reasoning.Reasoning,
     'search': search.Search,
     'software': software.Software,

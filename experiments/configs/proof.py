@@ -1,0 +1,14 @@
+"""proof: see docs/environments.md.
+
+python -m experiments.train --config=experiments/configs/proof.py \
+      --workdir=DIR
+"""
+
+from experiments.configs import default
+import ml_collections
+from rlcr_jax import config as config_lib
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The configuration; `variant` is '' or 'smoke'."""
+  return default.varied(config_lib.defaults('proof'), variant)
