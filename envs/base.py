@@ -189,6 +189,23 @@ def features(columns: Sequence[chex.Array]) -> chex.Array:
   return jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1)
 
 
+def landed(turns: Turns, verb: int, targets: int) -> chex.Array:
+  """Who lands a verb now, and where: [N, M] bool for M `targets`."""
+  at = turns.target[:, None] == jnp.arange(targets)[None, :]
+  return at & (turns.lands & (turns.verb == verb))[:, None]
+
+
+def first(rows: chex.Array) -> chex.Array:
+  """Of the agents of each column of [N, M] bool, the one of the lowest seat.
+
+  A minimum is vectorised on CPUs, an argmax is not.
+  """
+  agents = len(rows)
+  seats = jnp.arange(agents)[:, None]
+  lowest = jnp.min(jnp.where(rows, seats, agents), axis=0)
+  return rows & (seats == lowest[None, :])
+
+
 def own_verb(env: Environment, name: str, learns: bool = False) -> VerbSpec:
   """A verb that costs what the knobs `NAME_tokens` and `NAME_tool_ms` say."""
   tokens, tool_ms = (getattr(env, f'{name}_{c}') for c in ('tokens', 'tool_ms'))

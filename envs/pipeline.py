@@ -180,12 +180,10 @@ class Pipeline(base.Environment):
     del key  # Chance has no part in it, once the task is drawn.
     agents, shards = knows.shape
     seats = jnp.arange(agents)
-    at = turns.target[:, None] == jnp.arange(shards)[None, :]  # [N, M]
-    maps = at & (turns.lands & (turns.verb == MAP))[:, None]
-    fetches = at & (turns.lands & (turns.verb == FETCH))[:, None]
-    seat = jnp.min(jnp.where(maps, seats[:, None], agents), axis=0)
-    new = (seat < agents) & ~world.mapped  # [M]
-    first = (seats[:, None] == seat[None, :]) & new[None, :]
+    maps = base.landed(turns, MAP, shards)
+    fetches = base.landed(turns, FETCH, shards)
+    first = base.first(maps) & ~world.mapped[None, :]
+    new = jnp.sum(first, axis=0) > 0  # [M]
     # Legal when it began, so the shard is still the next, or merged meanwhile.
     merges = turns.lands & (turns.verb == MERGE)
     merges &= turns.target == world.merged

@@ -376,15 +376,12 @@ class Proof(base.Environment):
     refutation teaches its agent what the first taught another.
     """
     agents, lemmas = knows.shape
-    seats = jnp.arange(agents)[:, None]
-    at = turns.target[:, None] == jnp.arange(lemmas)[None, :]  # [N, M]
     luck = jax.random.uniform(key, (agents,))[:, None]
-    attempts = at & (turns.lands & (turns.verb == ATTEMPT))[:, None]
+    attempts = base.landed(turns, ATTEMPT, lemmas)
     solves = attempts & (luck < task.chance[None, :]) & ~world.proved[None, :]
-    studies = at & (turns.lands & (turns.verb == STUDY))[:, None]
-    seat = jnp.min(jnp.where(solves, seats, agents), axis=0)  # See `software`.
-    new = (seat < agents) & ~world.refuted  # [M]
-    first = (seats == seat[None, :]) & new[None, :]
+    studies = base.landed(turns, STUDY, lemmas)
+    first = base.first(solves) & ~world.refuted[None, :]
+    new = jnp.sum(first, axis=0) > 0  # [M]
     learned = (solves | studies) & task.private[None, :] & ~knows
     effective = jnp.any(first | learned, axis=1)
     world = World(

@@ -254,18 +254,14 @@ class Reasoning(base.Environment):
     does = lambda verb: at & (lands & (turns.verb == verb))[:, None]
     thinks, checks, answers = map(does, (THINK, CHECK, ANSWER))
 
-    def first(rows):  # Of several at once, one. See `software`.
-      seat = jnp.min(jnp.where(rows, seats[:, None], agents), axis=0)
-      return rows & (seats[:, None] == seat[None, :])
-
     thinks &= world.changed_ms[None, :] <= turns.start_ms[:, None]
-    thinks = first(thinks)
+    thinks = base.first(thinks)  # Of several at once, one.
     grows = jnp.sum(thinks, axis=0, dtype=jnp.int32)
     thoughts = world.thoughts + grows
     becomes_right = (grows > 0) & (thoughts == task.need)
 
     learns = checks & task.private[None, :] & ~knows
-    judges = first(checks & (world.thoughts > world.checked)[None, :])
+    judges = base.first(checks & (world.thoughts > world.checked)[None, :])
     errs = jax.random.bernoulli(key, self.check_error, (agents,))
     judged = jnp.sum(judges, axis=0) > 0
     wrongly = jnp.sum(judges & errs[:, None], axis=0) > 0

@@ -281,15 +281,11 @@ class Search(base.Environment):
   ) -> tuple[World, chex.Array, base.Outcome]:
     """All learn what they probed; of several at one new place, one is first."""
     del key  # Chance has no part in it, once the task is drawn.
-    agents, places = knows.shape
-    seats = jnp.arange(agents)[:, None]
-    at = turns.target[:, None] == jnp.arange(places)[None, :]  # [N, M]
-    probes = at & (turns.lands & (turns.verb == PROBE))[:, None]
-    seat = jnp.min(jnp.where(probes, seats, agents), axis=0)  # See `software`.
-    first = probes & (seats == seat[None, :]) & ~world.probed[None, :]
+    probes = base.landed(turns, PROBE, self.num_places)
+    first = base.first(probes) & ~world.probed[None, :]
     learned = probes & task.private[None, :] & ~knows
     effective = jnp.any(first | learned, axis=1)
-    world = World(probed=world.probed | (seat < agents))
+    world = World(probed=world.probed | (jnp.sum(first, axis=0) > 0))
     return world, knows | learned, base.Outcome(effective=effective)
 
   def progress(

@@ -177,18 +177,12 @@ class Software(base.Environment):
       key: jax.Array,
   ) -> tuple[World, chex.Array, base.Outcome]:
     del task, key  # Legality was checked when the turn began, and never ends.
-    agents, modules = knows.shape
-    at = turns.target[:, None] == jnp.arange(modules)[None, :]  # [N, M]
-    works = at & (turns.lands & (turns.verb == WORK))[:, None]
-    reads = at & (turns.lands & (turns.verb == READ))[:, None]
+    works = base.landed(turns, WORK, self.num_modules)
+    reads = base.landed(turns, READ, self.num_modules)
     works &= (world.remaining > 0)[None, :]
     if self.conflicts:
       works &= world.changed_ms[None, :] <= turns.start_ms[:, None]
-      # Of several at once, one merges. (A minimum is vectorised on CPUs, an
-      # argmax is not.)
-      seats = jnp.arange(agents)[:, None]
-      first = jnp.min(jnp.where(works, seats, agents), axis=0)
-      works &= seats == first[None, :]
+      works = base.first(works)  # Of several at once, one merges.
     else:  # Of more units than are left, only those left are of use.
       before = jnp.cumsum(works, axis=0) - works
       works &= before < world.remaining[None, :]

@@ -268,23 +268,19 @@ class Trading(base.Environment):
     in the order of the seats, until the budget is used up.
     """
     del key  # Chance has no part in it, once the task is drawn.
-    agents, assets = knows.shape
-    seats = jnp.arange(agents)
-    at = turns.target[:, None] == jnp.arange(assets)[None, :]  # [N, M]
+    at = turns.target[:, None] == jnp.arange(self.num_assets)[None, :]  # [N, M]
     position = world.position
 
-    researches = at & (turns.lands & (turns.verb == RESEARCH))[:, None]
-    first = jnp.min(jnp.where(researches, seats[:, None], agents), axis=0)
-    new = (first < agents) & ~world.researched  # [M]
-    finds = (seats[:, None] == first[None, :]) & new[None, :]
+    researches = base.landed(turns, RESEARCH, self.num_assets)
+    finds = base.first(researches) & ~world.researched[None, :]
+    new = jnp.sum(finds, axis=0) > 0  # [M]
     learned = researches & task.private[None, :] & ~knows
 
     lots = (turns.verb == BUY) * 1 - (turns.verb == SELL)  # [N]
     lots *= turns.lands & (turns.now_ms < self.horizon_ms)
     trades = at & (lots != 0)[:, None]
     trades &= jnp.abs(position[None, :] + lots[:, None]) <= 1
-    first = jnp.min(jnp.where(trades, seats[:, None], agents), axis=0)
-    trades &= seats[:, None] == first[None, :]
+    trades = base.first(trades)
     opens = jnp.sum(trades & (position == 0)[None, :], axis=1)  # [N] 0 or 1.
     closes = jnp.sum(trades & (position != 0)[None, :])
     used = jnp.sum(jnp.abs(position)) - closes

@@ -56,9 +56,13 @@ class Run:
   """A configuration made concrete. Arms share one compiled update."""
 
   config: config_lib.Resolved
-  collectives: dict[str, Collective]  # By the name of their environment.
   learner: Any  # A `learner.Learner`, or an `LlmLearner`, which acts like one.
   arms: tuple[str, ...]
+
+  @property
+  def collectives(self) -> dict[str, Collective]:
+    """By the name of their environment."""
+    return {name: p.collective for name, p in self.learner.parts.items()}
 
   def arm_directory(self, workdir: pathlib.Path, arm: str) -> pathlib.Path:
     """Where an arm keeps its checkpoints and metrics."""
@@ -106,7 +110,6 @@ def build(
   }
   return Run(
       config=resolved,
-      collectives=collectives,
       learner=learner,
       arms=tuple(arm for arm, wants in wanted.items() if wants),
   )
