@@ -11,6 +11,7 @@ features per target. Times are int32 milliseconds.
 import abc
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -42,6 +43,7 @@ class VerbSpec(NamedTuple):
   takes_peer: bool = False
   takes_symbol: bool = False
   learns: bool = False  # Only teaches its agent a fact that exists already.
+  talks: bool = False  # Counts as communication (signs of life, 2).
 
 
 class Turns(NamedTuple):
@@ -187,6 +189,18 @@ class Environment(abc.ABC):
 def features(columns: Sequence[chex.Array]) -> chex.Array:
   """Stacks columns [M] of numbers or booleans to features [M, F] float32."""
   return jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1)
+
+
+def table(rows: Sequence[chex.Array]) -> chex.Array:
+  """Stacks rows [M] bool to [V, M] bool.
+
+  By selection: XLA's CPU back end cannot concatenate bytes of every size
+  ("LLVM ERROR: Cannot select", jaxlib 0.10.2).
+  """
+  place = jnp.arange(len(rows))[:, None]
+  none = jnp.zeros((len(rows), len(rows[0])), bool)
+  add = lambda whole, row: whole | ((place == row[0]) & row[1][None, :])
+  return functools.reduce(add, enumerate(rows), none)
 
 
 def landed(turns: Turns, verb: int, targets: int) -> chex.Array:

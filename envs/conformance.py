@@ -211,6 +211,7 @@ def _check_verbs(trial: _Trial) -> None:
         ('takes_target', verb.takes_target is True),
         ('takes_peer', verb.takes_peer is False),
         ('takes_symbol', verb.takes_symbol is False),
+        ('talks', verb.talks is False),
         ('output_tokens', 1 <= verb.output_tokens < np.inf),
         ('tool_ms', isinstance(verb.tool_ms, int) and verb.tool_ms >= 0),
         ('acts_on_environment', isinstance(verb.acts_on_environment, bool)),

@@ -164,7 +164,7 @@ class Pipeline(base.Environment):
     fetchable = mapped & task.private & ~knows
     return base.TargetView(
         features=base.features(columns),
-        legal=jnp.stack([mappable, mergeable & (missing == 0), fetchable]),
+        legal=base.table([mappable, mergeable & (missing == 0), fetchable]),
         relations=jnp.asarray(needs),
     )
 

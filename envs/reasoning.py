@@ -216,7 +216,7 @@ class Reasoning(base.Environment):
     )
     return base.TargetView(
         features=base.features(columns),
-        legal=jnp.stack([open_, open_ & (since > 0), open_]),
+        legal=base.table([open_, open_ & (since > 0), open_]),
         relations=jnp.zeros((m, m), bool),
     )
 

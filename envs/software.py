@@ -159,7 +159,7 @@ class Software(base.Environment):
     )
     return base.TargetView(
         features=base.features(columns),
-        legal=jnp.stack([startable & (missing == 0), finished & ~knows]),
+        legal=base.table([startable & (missing == 0), finished & ~knows]),
         relations=task.depends,
     )
 

@@ -232,7 +232,7 @@ class Trading(base.Environment):
     )
     return base.TargetView(
         features=base.features(columns),
-        legal=jnp.stack(
+        legal=base.table(
             [
                 ~seen.known,
                 seen.judged & ((position < 0) | ((position == 0) & room)),

@@ -1,4 +1,4 @@
-"""Direct messages and a public board, and what they carry.
+"""Direct messages, a public board, an issue board and a knowledge archive.
 
 A message is a pair (subject target, symbol). Telling of a target whose fact
 the sender knows also carries the fact. What it means to mention an unfinished
@@ -8,12 +8,18 @@ pays for them in prefill.
 
 Of several messages about one target that reach one reader at one instant, one
 that carries the fact is kept, then the one of the highest sender index.
+
+The issue board lists targets as open, claimed by somebody, or closed. Everybody
+reads each change, as with a post. The archive keeps facts: it is written once,
+costs nobody else anything, and is looked up for the cost of reading.
 """
 
 from typing import NamedTuple
 
 import chex
+from envs.base import first
 from envs.base import VerbSpec
+import jax
 import jax.numpy as jnp
 from rlcr_jax.clock import NEVER
 
@@ -26,6 +32,18 @@ class Heard(NamedTuple):
   symbol: chex.Array  # [..., M] int32.
 
 
+class Issues(NamedTuple):
+  """The issue board: what is listed about each target. [M] int32 each."""
+
+  status: chex.Array  # UNLISTED, OPEN, CLAIMED or CLOSED.
+  owner: chex.Array  # The seat that claimed it; NOBODY.
+  ms: chex.Array  # When it last changed, NEVER.
+
+
+UNLISTED, OPEN, CLAIMED, CLOSED = range(4)
+NOBODY = -1
+
+
 class Mail(NamedTuple):
   """All channels of one collective."""
 
@@ -36,6 +54,8 @@ class Mail(NamedTuple):
   contact_ms: chex.Array  # [N, N] int32: row last told column then.
   said_ms: chex.Array  # [N, M] int32: row last told anyone of column then.
   unread: chex.Array  # [N] int32, tokens to prefill at the next turn.
+  issues: Issues | None = None  # None: there is no issue board.
+  archive: chex.Array | None = None  # [M] bool: it holds this fact; or None.
 
 
 class Letters(NamedTuple):
@@ -43,17 +63,40 @@ class Letters(NamedTuple):
 
   direct: chex.Array  # [N] bool.
   post: chex.Array  # [N] bool.
+  lists: chex.Array  # [N] bool: changes the issue board.
   target: chex.Array  # [N] int32.
   peer: chex.Array  # [N] int32, recipient of a direct message.
   symbol: chex.Array  # [N] int32.
   tokens: chex.Array  # [N] int32, length.
 
 
-def verbs(tell_tokens: float, post_tokens: float, tool_ms: int):
-  """The two verbs that write messages."""
-  return (
-      VerbSpec('tell', True, tell_tokens, tool_ms, False, True, True),
-      VerbSpec('post', True, post_tokens, tool_ms, False, False, True),
+def verbs(
+    costs: dict[str, tuple[float, int]],
+    issues: bool = False,
+    archive: bool = False,
+) -> tuple[VerbSpec, ...]:
+  """The verbs that write or look up messages.
+
+  Args:
+    costs: the median output tokens and the time of the tool, by name.
+    issues: is there an issue board?
+    archive: is there a knowledge archive?
+  """
+  names = ['tell', 'post']
+  names += ['open', 'claim', 'close'] * issues
+  names += ['archive', 'look_up'] * archive
+  return tuple(
+      VerbSpec(
+          name,
+          takes_target=True,
+          output_tokens=costs[name][0],
+          tool_ms=costs[name][1],
+          acts_on_environment=False,
+          takes_peer=name == 'tell',
+          takes_symbol=name in ('tell', 'post'),
+          talks=True,
+      )
+      for name in names
   )
 
 
@@ -62,8 +105,14 @@ def _silence(*shape: int) -> Heard:
   return Heard(nobody, nobody, jnp.zeros(shape, jnp.int32))
 
 
-def reset(num_agents: int, num_targets: int) -> Mail:
+def reset(
+    num_agents: int,
+    num_targets: int,
+    issues: bool = False,
+    archive: bool = False,
+) -> Mail:
   """Empty channels."""
+  zeros = jnp.zeros((num_targets,), jnp.int32)
   return Mail(
       direct=_silence(num_agents, num_targets),
       board=_silence(num_targets),
@@ -72,6 +121,8 @@ def reset(num_agents: int, num_targets: int) -> Mail:
       contact_ms=jnp.full((num_agents, num_agents), NEVER, jnp.int32),
       said_ms=jnp.full((num_agents, num_targets), NEVER, jnp.int32),
       unread=jnp.zeros((num_agents,), jnp.int32),
+      issues=Issues(zeros, zeros + NOBODY, zeros + NEVER) if issues else None,
+      archive=zeros > 0 if archive else None,
   )
 
 
@@ -140,7 +191,8 @@ def land(
   posted = jnp.max(jnp.where(letters.post[:, None], code, 0), axis=0)
   direct, told = _hear(mail.direct, received, n, num_symbols, now_ms)
   board, shared = _hear(mail.board, posted, n, num_symbols, now_ms)
-  posts = jnp.where(letters.post, letters.tokens, 0)  # [N]
+  public = letters.post | letters.lists
+  posts = jnp.where(public, letters.tokens, 0)  # [N]
   inbox = jnp.sum(jnp.where(to, letters.tokens[:, None], 0), axis=0)
   news = inbox + jnp.sum(posts) - posts  # Nobody reads what she wrote.
   mail = mail._replace(
@@ -153,3 +205,92 @@ def land(
       unread=mail.unread + jnp.where(present, news, 0),
   )
   return mail, knows | told
+
+
+def land_issues(
+    issues: Issues,
+    opens: chex.Array,
+    claims: chex.Array,
+    closes: chex.Array,
+    present: chex.Array,
+    now_ms: chex.Array,
+) -> tuple[Issues, chex.Array]:
+  """Changes the issue board by all turns that land now.
+
+  An item is opened, then claimed, then closed. Of several agents who do the
+  same to one item, the one of the lowest seat does it. A claim can be closed by
+  its owner alone, and ends when its owner leaves.
+
+  Args:
+    issues: the board.
+    opens: [N, M] bool, who opens what; likewise the next two.
+    claims: [N, M] bool.
+    closes: [N, M] bool.
+    present: [N] bool, after those were fired who are fired now.
+    now_ms: [] int32.
+
+  Returns:
+    The board, and [N] bool: whose turn changed it.
+  """
+  seats = jnp.arange(len(opens))
+  status, owner, before = issues.status, issues.owner, issues
+  changed = jnp.zeros_like(opens)
+  of_each = jax.vmap(can_close, (None, None, 0))
+  for rows, may, then in (
+      (opens, can_open(status)[None, :], OPEN),
+      (claims, can_claim(status)[None, :], CLAIMED),
+      (closes, of_each(status, owner, seats), CLOSED),
+  ):
+    rows = first(rows & may)
+    at = jnp.sum(rows, axis=0) > 0
+    status = jnp.where(at, then, status)
+    who = jnp.max(jnp.where(rows, seats[:, None], NOBODY), axis=0)
+    owner = jnp.where(at, who if then == CLAIMED else NOBODY, owner)
+    changed |= rows
+  left = (status == CLAIMED) & ~present[owner]
+  status = jnp.where(left, OPEN, status)
+  owner = jnp.where(left, NOBODY, owner)
+  moved = (status != before.status) | (owner != before.owner)
+  ms = jnp.where(moved, now_ms, issues.ms)
+  return Issues(status, owner, ms), jnp.sum(changed, axis=1) > 0
+
+
+def land_archive(
+    archive: chex.Array,
+    writes: chex.Array,
+    looks_up: chex.Array,
+    knows: chex.Array,
+) -> tuple[chex.Array, chex.Array, chex.Array]:
+  """Adds to the archive, and teaches those who look something up.
+
+  Args:
+    archive: [M] bool, the facts that it holds.
+    writes: [N, M] bool, who writes which fact now.
+    looks_up: [N, M] bool, who looks up which.
+    knows: [N, M] bool.
+
+  Returns:
+    The archive, `knows`, and [N] bool: whose turn had its effect. Who writes
+    what is there already does not.
+  """
+  added = first(writes & knows & ~archive[None, :])
+  learned = looks_up & archive[None, :]
+  served = jnp.sum(added | learned, axis=1) > 0
+  return archive | (jnp.sum(added, axis=0) > 0), knows | learned, served
+
+
+def can_open(status: chex.Array) -> chex.Array:
+  """[M] bool: may this be listed?"""
+  return (status == UNLISTED) | (status == CLOSED)
+
+
+def can_claim(status: chex.Array) -> chex.Array:
+  """[M] bool: is this listed and not taken?"""
+  return status == OPEN
+
+
+def can_close(
+    status: chex.Array, owner: chex.Array, seat: chex.Array
+) -> chex.Array:
+  """[M] bool: may `seat` ([] int32) close this?"""
+  return (status == OPEN) | ((status == CLAIMED) & (owner == seat))

@@ -7,6 +7,7 @@ one collective and is `vmap`ped over many.
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import chex
@@ -17,8 +18,13 @@ from rlcr_jax import channels
 from rlcr_jax import clock
 from rlcr_jax import observation
 from rlcr_jax import roster
+from rlcr_jax.observation import ARCHIVE
+from rlcr_jax.observation import CLAIM
+from rlcr_jax.observation import CLOSE
 from rlcr_jax.observation import FIRE
 from rlcr_jax.observation import HIRE
+from rlcr_jax.observation import LOOK_UP
+from rlcr_jax.observation import OPEN
 from rlcr_jax.observation import POST
 from rlcr_jax.observation import TELL
 from rlcr_jax.observation import WAIT
@@ -29,17 +35,27 @@ from rlcr_jax.roster import Rules
 class CollectiveConfig:
   """Organisation, channels and what the verbs of coordination cost."""
 
-  organisation: str = 'ceo'  # solo, flat or ceo.
+  organisation: str = 'ceo'  # solo, flat, ceo or orchestrator.
   num_agents: int = 9  # N, seats: the CEO and 8 hires.
   max_hires: int = 8  # Most agents that the CEO may employ at once.
+  islands: int = 1  # Teams, each in a world of its own; the best return counts.
+  island_size: int = 0  # Seats on each island; 0: num_agents.
+  refresh_every: int = 0  # orchestrator: updates between snapshots; 0: never.
+  max_critical_steps: int = 0  # Ends a rollout; 0: no limit.
   direct: bool = True  # Direct messages.
   board: bool = True  # A public board.
+  issues: bool = False  # An issue board: items are opened, claimed, closed.
+  archive: bool = False  # A knowledge archive: facts are kept and looked up.
   num_symbols: int = 4  # Vocabulary of a message, beside its subject.
   peer_window: int = 8  # K, peers that an agent sees at once.
   task_tokens: int = 25_000  # What a newcomer reads first: 5 s of prefill.
   tell_tokens: float = 100.0
   post_tokens: float = 100.0
   message_tool_ms: int = 1000
+  issue_tokens: float = 30.0
+  archive_tokens: float = 100.0
+  look_up_tokens: float = 30.0
+  look_up_tool_ms: int = 4000
   hire_tokens: float = 100.0
   hire_tool_ms: int = 2000
   fire_tokens: float = 100.0
@@ -48,9 +64,12 @@ class CollectiveConfig:
 
   def __post_init__(self):
     need = base.require
-    for field in ('num_agents', 'num_symbols', 'peer_window'):
+    for field in ('num_agents', 'num_symbols', 'peer_window', 'islands'):
       value = getattr(self, field)
       need(value >= 1, f'collective.{field}', value, '>= 1')
+    for field in ('island_size', 'refresh_every', 'max_critical_steps'):
+      value = getattr(self, field)
+      need(value >= 0, f'collective.{field}', value, '>= 0')
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       if field.name.endswith('_tokens'):
@@ -58,13 +77,21 @@ class CollectiveConfig:
       if field.name.endswith('_ms') or field.name == 'max_hires':
         need(value >= 0, f'collective.{field.name}', value, '>= 0')
 
+  @property
+  def seats(self) -> int:
+    """N, on each island."""
+    return self.island_size or self.num_agents
+
+  @property
+  def freezes(self) -> bool:
+    """Are some agents played by a frozen snapshot of the policy?"""
+    return self.organisation == 'orchestrator'
+
   def rules(self, deadline_ms, **changes) -> Rules:
     """The rules of this organisation; `changes` as in `roster.rules`."""
-    own = {
-        field: getattr(self, field)
-        for field in ('organisation', 'num_agents', 'max_hires', 'direct')
-    }
-    own |= {'board': self.board, 'deadline_ms': deadline_ms}
+    fields = ('organisation', 'max_hires', 'islands', *roster.CHANNELS)
+    own = {field: getattr(self, field) for field in fields}
+    own |= {'num_agents': self.seats, 'deadline_ms': deadline_ms}
     return roster.rules(**(own | changes))
 
 
@@ -103,6 +130,8 @@ class CollectiveState(NamedTuple):
   effective: chex.Array  # [N] bool: the last turn had its effect.
   agent_keys: jax.Array  # [N] keys.
   mail: channels.Mail
+  stage_steps: chex.Array  # [N] int32, turns since the last one of agent 0.
+  critical_steps: chex.Array  # [] int32, up to that turn.
   peak_team: chex.Array  # [] int32, most agents present at once.
   progress_ms: chex.Array  # [] int32, when progress last changed.
   ledger: Ledger
@@ -120,16 +149,27 @@ class Collective:
   def verbs(self) -> tuple[base.VerbSpec, ...]:
     """[V]: the environment's verbs first, then those of coordination."""
     c = self.config
+    issue = (c.issue_tokens, c.message_tool_ms)
+    costs = {
+        TELL: (c.tell_tokens, c.message_tool_ms),
+        POST: (c.post_tokens, c.message_tool_ms),
+        OPEN: issue,
+        CLAIM: issue,
+        CLOSE: issue,
+        ARCHIVE: (c.archive_tokens, c.message_tool_ms),
+        LOOK_UP: (c.look_up_tokens, c.look_up_tool_ms),
+    }
     return (
         *self.env.verbs,
         base.VerbSpec(WAIT, False, c.wait_tokens, c.wait_ms, False),
-        *channels.verbs(c.tell_tokens, c.post_tokens, c.message_tool_ms),
+        *channels.verbs(costs, c.issues, c.archive),
         *roster.verbs(c.hire_tokens, c.hire_tool_ms, c.fire_tokens),
     )
 
   @property
   def num_agents(self) -> int:
-    return self.config.num_agents
+    """N, seats of one island."""
+    return self.config.seats
 
   def rules(self, deadline_ms, **changes) -> Rules:
     """The rules of this organisation in this world; see `roster.rules`."""
@@ -169,7 +209,7 @@ class Collective:
     present = seats < rules.team_start
     return CollectiveState(
         clock_ms=jnp.int32(0),
-        done=rules.deadline_ms <= 0,
+        done=(rules.deadline_ms <= 0) | (rules.team_start == 0),
         world=self.env.reset(task),
         knows=jnp.zeros((n, m), bool),
         present=present,
@@ -178,7 +218,9 @@ class Collective:
         turn_index=zeros,
         effective=none,
         agent_keys=jax.vmap(jax.random.fold_in, (None, 0))(key, seats),
-        mail=channels.reset(n, m),
+        mail=channels.reset(n, m, self.config.issues, self.config.archive),
+        stage_steps=zeros,
+        critical_steps=jnp.int32(0),
         peak_team=rules.team_start,
         progress_ms=jnp.int32(0),
         ledger=Ledger(spent, spent, spent),
@@ -203,7 +245,42 @@ class Collective:
 
   def ready(self, state: CollectiveState) -> chex.Array:
     """[N] bool: who is free to decide now."""
-    return state.present & ~state.busy & ~state.done
+    ready = state.present & ~state.busy & ~state.done
+    return ready & self._within_limit(state)
+
+  def steps(self, state: CollectiveState) -> chex.Array:
+    """[] int32: critical steps until now (Kimi K2.5, arXiv 2602.02276).
+
+    A stage is a turn of agent 0 and what the others begin until its next one.
+    It counts 1, and the most turns that one of the others begins in it.
+    """
+    return state.critical_steps + jnp.max(state.stage_steps)
+
+  def _within_limit(self, state: CollectiveState) -> chex.Array:
+    """[N] bool: whose next turn stays within the limit of critical steps."""
+    limit, steps = self.config.max_critical_steps, self.steps(state)
+    if not limit:
+      return jnp.ones_like(state.present)
+    begins = (state.turn.start_ms == state.clock_ms) & (state.turn.verb >= 0)
+    opens_stage = state.present[0] & (~state.busy[0] | begins[0])
+    opens_stage &= steps + 1 <= limit
+    later = jnp.maximum(jnp.max(state.stage_steps), state.stage_steps + 1)
+    others = jnp.where(opens_stage, steps + 2, state.critical_steps + later)
+    chief = jnp.arange(self.num_agents) == 0
+    return jnp.where(chief, steps + 1, others) <= limit
+
+  def _count_steps(self, state: CollectiveState, may) -> CollectiveState:
+    """Books the turns that began at this instant."""
+    begun = state.busy & (state.turn.start_ms == state.clock_ms)
+    begun &= (state.turn.verb >= 0) & may
+    stage = jnp.where(begun[0], 0, state.stage_steps)
+    chief = jnp.arange(self.num_agents) == 0
+    return state._replace(
+        stage_steps=stage + (begun & ~chief),
+        critical_steps=jnp.where(
+            begun[0], self.steps(state) + 1, state.critical_steps
+        ),
+    )
 
   def advance(
       self,
@@ -228,10 +305,13 @@ class Collective:
       ends at the deadline lands; one that ends later never does.
     """
     may = may & ~state.done
+    state = self._count_steps(state, may)
     ends = jnp.where(state.busy, state.turn.end_ms, clock.FOREVER)
     next_ms = jnp.min(ends)
     over = next_ms > rules.deadline_ms
     now_ms = jnp.minimum(next_ms, rules.deadline_ms)
+    if self.config.max_critical_steps:  # Where nobody may go on, it is over.
+      now_ms = jnp.where(jnp.any(state.busy), now_ms, state.clock_ms)
     lands = state.busy & (ends == now_ms) & may & ~over  # [N]
     before = self.env.progress(task, state.world, state.clock_ms)
     state = self._land(task, rules, state, lands, now_ms, key)
@@ -252,23 +332,31 @@ class Collective:
   ) -> CollectiveState:
     """The effects of the turns `lands` [N] on the world and on the team.
 
-    At one instant, work comes first, then messages, dismissals and hires.
+    At one instant, work comes first, then messages, dismissals and hires, and
+    last what is listed.
     """
     turn = state.turn
     acts = lands & turn.legal
     is_verb = lambda name: acts & (turn.verb == self.verb(name))
+    turns = base.Turns(turn.verb, turn.target, turn.start_ms, acts, now_ms)
     world, knows, outcome = self.env.land(
         task,
         state.world,
-        base.Turns(turn.verb, turn.target, turn.start_ms, acts, now_ms),
+        turns,
         state.knows,
         jax.random.fold_in(key, now_ms),
     )
+    lists = jnp.zeros_like(acts)
+    if self.config.issues:
+      lists = functools.reduce(
+          jnp.logical_or, map(is_verb, (OPEN, CLAIM, CLOSE))
+      )
     mail, knows = channels.land(
         state.mail,
         channels.Letters(
             direct=is_verb(TELL),
             post=is_verb(POST),
+            lists=lists,
             target=turn.target,
             peer=turn.peer,
             symbol=turn.symbol,
@@ -287,6 +375,19 @@ class Collective:
     effective = acts & jnp.where(in_world, outcome.effective, True)
     effective &= ~hires | jnp.any(hired)
     effective &= ~is_verb(TELL) | state.present[turn.peer]
+    at = lambda name: base.landed(turns, self.verb(name), self.env.num_targets)
+    if self.config.issues:
+      issues, changed = channels.land_issues(
+          mail.issues, *map(at, (OPEN, CLAIM, CLOSE)), present, now_ms
+      )
+      mail = mail._replace(issues=issues)
+      effective &= ~lists | changed
+    if self.config.archive:
+      archive, knows, served = channels.land_archive(
+          mail.archive, at(ARCHIVE), at(LOOK_UP), knows
+      )
+      mail = mail._replace(archive=archive)
+      effective &= ~(is_verb(ARCHIVE) | is_verb(LOOK_UP)) | served
     arrival = self._onboarding(
         jnp.full_like(turn.start_ms, now_ms), mail.board_tokens
     )

@@ -231,6 +231,13 @@ def _check_together(resolved: Resolved) -> None:
       f'>= {len(resolved.envs)}, one for each environment',
   )
   resolved.collective.rules(1)  # The organisation exists.
+  require(
+      resolved.policy_name != 'llm' or not resolved.collective.freezes,
+      'collective.organisation',
+      resolved.collective.organisation,
+      'another with policy.name=llm, which serves one set of weights, while'
+      ' these sub-agents are played by a frozen one',
+  )
   for collective in resolved.make_collectives().values():
     _check_first_deadline(resolved, collective)
 

@@ -54,7 +54,11 @@ class Evaluator:
   """Plays modes on the held-out tasks of one environment of a run."""
 
   def __init__(
-      self, run: train.Run, params: dict[str, Any], env: str | None = None
+      self,
+      run: train.Run,
+      params: dict[str, Any],
+      env: str | None = None,
+      frozen: dict[str, Any] | None = None,
   ):
     """Compiles the modes, lazily.
 
@@ -62,8 +66,10 @@ class Evaluator:
       run: the run.
       params: trained parameters by arm; modes without theirs are left out.
       env: which environment; None: the first.
+      frozen: by arm, the parameters of agents that do not learn.
     """
     self.run, self.params = run, {None: ()} | params
+    self.frozen = jax.device_get(frozen or {})
     self.env = env or next(iter(run.collectives))
     # What agents wrote and what became of it, by mode, where they write; at
     # the first deadline that was played, the full one.
@@ -85,7 +91,7 @@ class Evaluator:
     whole, split = PartitionSpec(), PartitionSpec(learner.DATA)
     config = self.run.config.rlcr
 
-    def play(params, key, index, rules, grid_ms):
+    def play(params, key, index, rules, grid_ms, frozen):
       rollouts, _ = rollout.play_groups(
           self.collective,
           policy,
@@ -96,6 +102,7 @@ class Evaluator:
           group_size=1,
           chunk_size=config.chunk_size,
           grid_ms=grid_ms,
+          frozen=frozen,
       )
       return learner.gather_rollouts(rollouts)
 
@@ -103,7 +110,7 @@ class Evaluator:
         jax.shard_map(
             play,
             mesh=self._mesh,
-            in_specs=(whole, whole, split, split, whole),
+            in_specs=(whole, whole, split, split, whole, whole),
             out_specs=whole,
             check_vma=False,
         )
@@ -126,7 +133,9 @@ class Evaluator:
     )
     grid_ms = self.grid_ms(deadline_ms)
     if mode.policy in self._compiled:
-      return jax.device_get(self._compiled[mode.policy](*inputs, grid_ms))
+      play = self._compiled[mode.policy]
+      frozen = self.frozen.get(mode.params)
+      return jax.device_get(play(*inputs, grid_ms, frozen))
     played, _ = self.run.learner.play(self.env, *inputs, grid_ms=grid_ms)
     self.spoken.setdefault(name, played)
     return played.rollouts
@@ -162,10 +171,12 @@ def evaluate(
     CheckpointError: if one cannot be restored.
   """
   run = train.build(config, workdir)
-  params = {arm: _load(run, arm, workdir) for arm in run.arms}
+  states = {arm: _load(run, arm, workdir) for arm in run.arms}
+  params = {arm: state.params for arm, state in states.items()}
+  frozen = {arm: state.frozen for arm, state in states.items()}
   if run.config.policy_name == 'llm':
     params['warm_start'] = run.init().params
-  evaluators = [Evaluator(run, params, env) for env in run.collectives]
+  evaluators = [Evaluator(run, params, env, frozen) for env in run.collectives]
   result = _evaluate_all(evaluators)
   spoken = evaluators[0].spoken
   if 'collective' in spoken:
@@ -193,7 +204,9 @@ def _write_transcript(said: list[Any], workdir: pathlib.Path) -> None:
   files.write_text(workdir / 'transcript.jsonl', text)
 
 
-def _load(run: train.Run, arm: str, workdir: pathlib.Path):
+def _load(
+    run: train.Run, arm: str, workdir: pathlib.Path
+) -> learner.LearnerState:
   folder = run.arm_directory(workdir, arm) / 'checkpoints'
   saved = checkpoints.Checkpoints(folder) if folder.is_dir() else None
   if saved is None or saved.latest_step() is None:
@@ -203,7 +216,7 @@ def _load(run: train.Run, arm: str, workdir: pathlib.Path):
     )
   state = saved.restore(run.init())
   saved.close()
-  return state.params
+  return state
 
 
 def evaluate_params(run: train.Run, params: dict[str, Any]) -> dict[str, Any]:

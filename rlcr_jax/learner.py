@@ -128,6 +128,7 @@ class LearnerState(NamedTuple):
   opt_state: optax.OptState
   step: chex.Array  # [] int32, updates done.
   key: jax.Array  # Never changes; steps and tasks are folded into it.
+  frozen: Params | None = None  # Of agents that do not learn, where there are.
 
 
 class Update(NamedTuple):
@@ -262,6 +263,7 @@ class Learner:
         math.gcd(*(p.tasks for p in parts.values()))
     )
     self._optimizer = config.optimizer()
+    self._organisation = next(iter(parts.values())).collective.config
     whole, split = PartitionSpec(), PartitionSpec(DATA)
     self.update = jax.jit(
         jax.shard_map(
@@ -282,6 +284,8 @@ class Learner:
     state = LearnerState(
         params, self._optimizer.init(params), jnp.int32(0), key_run
     )
+    if self._organisation.freezes:
+      state = state._replace(frozen=jax.tree.map(jnp.copy, params))
     replicated = jax.sharding.NamedSharding(self.mesh, PartitionSpec())
     return jax.device_put(state, replicated)
 
@@ -307,17 +311,18 @@ class Learner:
     return self.update(state, self.index(), rules, knobs)
 
   def _play(
-      self, part: Part, params: Params, key, index, rules: Rules
+      self, part: Part, state: LearnerState, key, index, rules: Rules
   ) -> _Batch:
     """Plays and scores this device's groups of one part."""
     config, total = self.config, functools.partial(jax.lax.psum, axis_name=DATA)
     rollouts, buffer = rollout.play_groups(
         part.collective,
         part.policy,
-        params,
+        state.params,
         key,
         index,
         rules,
+        frozen=state.frozen,
         group_size=config.group_size,
         chunk_size=config.chunk_size,
         capacity=config.max_decisions * config.group_size * index.shape[0],
@@ -329,7 +334,8 @@ class Learner:
     in_play = jnp.repeat(scored.informative, config.group_size)  # [b]
     rows = buffer.rows
     used = rows.trainable & (jnp.arange(rows.agent.shape[0]) < buffer.count)
-    counts = jnp.zeros((returns.size, part.collective.num_agents), jnp.int32)
+    agents = part.collective.num_agents * part.collective.config.islands
+    counts = jnp.zeros((returns.size, agents), jnp.int32)
     counts = counts.at[rows.rollout, rows.agent].add(used)
     weight = losses.weights(
         config.aggregation,
@@ -350,8 +356,9 @@ class Learner:
     """One device's part of an update, and the whole of its result."""
     config, total = self.config, functools.partial(jax.lax.psum, axis_name=DATA)
     key = jax.random.fold_in(state.key, state.step)
+    state = state._replace(frozen=self._snapshot(state))
     batches = {
-        name: self._play(part, state.params, key, index[name], rules[name])
+        name: self._play(part, state, key, index[name], rules[name])
         for name, part in self.parts.items()
     }
 
@@ -410,8 +417,19 @@ class Learner:
             opt_state=choose(state.opt_state, opt_state),
             step=state.step + 1,
             key=state.key,
+            frozen=state.frozen,
         ),
         updates,
+    )
+
+  def _snapshot(self, state: LearnerState) -> Params | None:
+    """The frozen parameters of this step: now and then, those of today."""
+    every = self._organisation.refresh_every
+    if state.frozen is None or not every:
+      return state.frozen
+    fresh = state.step % every == 0
+    return jax.tree.map(
+        lambda new, old: jnp.where(fresh, new, old), state.params, state.frozen
     )
 
   def _gradient(

@@ -20,7 +20,7 @@ def verb_groups(verbs: tuple[base.VerbSpec, ...]) -> dict[str, np.ndarray]:
   """[V] bool masks: turns that act on the environment, and that talk."""
   return {
       'useful': np.array([v.acts_on_environment for v in verbs]),
-      'talk': np.array([v.takes_symbol for v in verbs]),
+      'talk': np.array([v.talks for v in verbs]),
   }
 
 

@@ -12,10 +12,13 @@ import chex
 from envs import base
 import jax
 import jax.numpy as jnp
+from rlcr_jax import channels
 from rlcr_jax import clock
 from rlcr_jax.roster import Rules
 
 WAIT, TELL, POST, HIRE, FIRE = 'wait', 'tell', 'post', 'hire', 'fire'
+OPEN, CLAIM, CLOSE = 'open', 'claim', 'close'  # On the issue board.
+ARCHIVE, LOOK_UP = 'archive', 'look_up'
 
 # Leading columns of `Observation.me`; verbs and the seat follow.
 MY_FEATURES = (
@@ -105,15 +108,19 @@ def observe(
   knows = state.knows[agent] | board_fact | rules.free_facts
   view = env.view(task, state.world, knows)
   chex.assert_shape(view.features, (env.num_targets, len(env.feature_names)))
+  view = view._replace(legal=view.legal & _may_act(env, rules, state, agent))
   seats = _peer_window(collective, state, agent)
   legal_peer = state.present[seats] & (seats != agent)
-  subjects = knows | (column(env, view, 'open') > 0)
-  subjects &= jnp.any(legal_peer)
-  legal_target = _legal_targets(verbs, view.legal, rules, subjects)
+  legal_peer &= ~rules.hub | (agent == 0) | (seats == 0)
+  is_open = column(env, view, 'open') > 0
+  subjects = (knows | is_open) & jnp.any(legal_peer)
+  speaks_of = {TELL: subjects & rules.direct, POST: subjects & rules.board}
+  speaks_of |= _shared(collective, rules, state, agent, knows, is_open)
+  legal_target = _legal_targets(verbs, view.legal, speaks_of)
   legal_verb = _legal_verbs(verbs, legal_target, rules, state, agent)
   news = _news(env, view, rules, state.mail, knows, agent)
   counts = (
-      column(env, view, 'open') > 0,
+      is_open,
       _legal_for(env, view, learns=False),
       _legal_for(env, view, learns=True),
       news,
@@ -157,6 +164,8 @@ def _news(
   makes a fact old; elsewhere, my own telling does.
   """
   untold = ~mail.board_fact
+  if mail.archive is not None:
+    untold &= ~mail.archive
   untold &= rules.board | (mail.said_ms[agent] == clock.NEVER)
   return knows & untold & (column(env, view, 'wanted') > 0)
 
@@ -199,19 +208,45 @@ def _peer_window(collective, state, agent) -> chex.Array:
   return ring[order].astype(jnp.int32)
 
 
-def _legal_targets(verbs, env_legal, rules: Rules, subjects) -> chex.Array:
+def _may_act(env, rules: Rules, state, agent) -> chex.Array:
+  """[V, M] bool: where the organisation lets an agent use the own verbs.
+
+  One that is assigned its work acts on what it was told of last, and may read
+  what it likes.
+  """
+  told_ms = state.mail.direct.ms[agent]
+  assignment = (told_ms == jnp.max(told_ms)) & (told_ms != clock.NEVER)
+  free = ~rules.assigned | (agent == 0) | assignment
+  return free[None, :] | jnp.array([[v.learns] for v in env.verbs])
+
+
+def _shared(
+    collective, rules: Rules, state, agent, knows, is_open
+) -> dict[str, chex.Array]:
+  """[M] bool for each verb of the issue board and of the archive."""
+  mail, rows = state.mail, {}
+  if collective.config.issues:
+    status, owner = mail.issues.status, mail.issues.owner
+    rows = {
+        OPEN: channels.can_open(status) & is_open,
+        CLAIM: channels.can_claim(status),
+        CLOSE: channels.can_close(status, owner, agent),
+    }
+    rows = {name: row & rules.issues for name, row in rows.items()}
+  if collective.config.archive:
+    rows[ARCHIVE] = knows & ~mail.archive & rules.archive
+    rows[LOOK_UP] = ~knows & mail.archive & rules.archive
+  return rows
+
+
+def _legal_targets(verbs, env_legal, speaks_of) -> chex.Array:
   """[V, M] bool: the environment's rows, then those of coordination.
 
   One can speak of what one knows and of what there is to do now.
   """
-  own = env_legal.shape[0]
-  talks = {TELL: subjects & rules.direct, POST: subjects & rules.board}
-  nothing = jnp.zeros_like(subjects)
-  rows = [talks.get(v.name, nothing) for v in verbs[own:]]
-  # As integers: XLA's CPU back end cannot concatenate bytes of every size
-  # ("LLVM ERROR: Cannot select", jaxlib 0.10.2).
-  parts = [env_legal.astype(jnp.int32), jnp.stack(rows).astype(jnp.int32)]
-  return jnp.concatenate(parts) > 0
+  nothing = jnp.zeros_like(env_legal[0])
+  rows = [speaks_of.get(v.name, nothing) for v in verbs[len(env_legal) :]]
+  return base.table([*env_legal, *rows])
 
 
 def _legal_verbs(verbs, legal_target, rules: Rules, state, agent) -> chex.Array:
@@ -234,7 +269,7 @@ def _legal_verbs(verbs, legal_target, rules: Rules, state, agent) -> chex.Array:
 def _my_features(
     collective, task, rules: Rules, state, agent, counts
 ) -> chex.Array:
-  """[S] float32: `MY_FEATURES`, the last verb, the seat."""
+  """[S] float32: `MY_FEATURES`, the last verb, the seat, the island."""
   now_ms, deadline_ms = state.clock_ms, rules.deadline_ms
   team = jnp.sum(state.present)
   # Who else is free at this instant, in a later seat: with awareness only.
@@ -257,6 +292,7 @@ def _my_features(
       *(jnp.log1p(jnp.sum(targets)) for targets in counts),
       one_hot(state.turn.verb[agent], len(collective.verbs)),
       _waves(agent),
+      *([_waves(rules.island)] if collective.config.islands > 1 else []),
   )
 
 
@@ -293,7 +329,24 @@ def _target_features(
       voice(told, mail.direct.symbol[agent], mail.direct.sender[agent]),
       _waves(ids),
       _backlog(collective.env, view),
+      *_listed(collective.config, state, agent),
   )
+
+
+def _listed(config, state, agent) -> list[chex.Array]:
+  """Columns of the issue board and of the archive, where there are any."""
+  columns = []
+  if config.issues:
+    status, owner, ms = state.mail.issues
+    columns += [
+        one_hot(status, 4)[:, 1:],  # Open, claimed, closed.
+        owner == agent,
+        _waves(owner) * (owner >= 0)[:, None],
+        _recency(state.clock_ms, ms),
+    ]
+  if config.archive:
+    columns.append(state.mail.archive)
+  return columns
 
 
 def _backlog(env: base.Environment, view: base.TargetView) -> chex.Array:

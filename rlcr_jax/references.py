@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rlcr_jax import rollout
+from rlcr_jax import roster
 from rlcr_jax.collective import Collective
 from rlcr_jax.policies import scripted
 from rlcr_jax.policies.base import Policy
 
-MUTED = {'direct': False, 'board': False}
+MUTED = dict.fromkeys(roster.CHANNELS, False)
 ORACLE = {'awareness': True, 'free_facts': True}
 
 # Mode → the policy, and changes to the rules of the collective.

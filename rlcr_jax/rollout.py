@@ -15,8 +15,10 @@ import chex
 from envs import base
 import jax
 import jax.numpy as jnp
+from rlcr_jax import clock
 from rlcr_jax import decisions
 from rlcr_jax import observation
+from rlcr_jax import roster
 from rlcr_jax.collective import Collective
 from rlcr_jax.collective import CollectiveState
 from rlcr_jax.collective import Turn
@@ -35,6 +37,7 @@ class Rollouts(NamedTuple):
   effective: chex.Array  # [B, V] int32, turns that had their effect.
   output_tokens: chex.Array  # [B, V] int32.
   team_size: chex.Array  # int32, most agents present at once.
+  critical_steps: chex.Array  # int32, see `Collective.steps`.
   curve: chex.Array  # [B, T] float32, progress at the times of `grid_ms`.
   iterations: chex.Array  # [] int32, of the event loop.
   decisions: chex.Array  # [] int32, taken in all B rollouts.
@@ -84,6 +87,7 @@ def decide(
     rules: Rules,
     states: CollectiveState,
     seats: chex.Array,
+    frozen: Params | None = None,
 ) -> tuple[Turn, decisions.Decision]:
   """The policy's decisions for some seats, and the turns that they begin.
 
@@ -95,6 +99,7 @@ def decide(
     rules: [B] each.
     states: [B] collectives.
     seats: [C] int32, flat: rollout * N + agent.
+    frozen: the parameters of those whom the rules freeze; None: the same.
   """
   b, agent = jnp.divmod(seats, collective.num_agents)
   row = lambda tree: jax.tree.map(lambda x: x[b], tree)
@@ -103,7 +108,13 @@ def decide(
   fold = jax.vmap(jax.random.fold_in)
   key = fold(states.agent_keys[b, agent], states.turn_index[b, agent])
   draw, spend = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
+  trainable = ~rules.frozen[b] | (agent == 0)
   action, log_prob = policy.sample(params, draw, obs)
+  if frozen is not None:
+    other = policy.sample(frozen, draw, obs)
+    action, log_prob = jax.tree.map(
+        lambda x, y: jnp.where(trainable, x, y), (action, log_prob), other
+    )
   tokens = jax.vmap(collective.sample_tokens)(spend, action.verb)
   duration_ms = jax.vmap(collective.duration_ms)(
       mine, agent, action.verb, tokens
@@ -128,7 +139,7 @@ def decide(
       action=action,
       log_prob=log_prob,
       output_tokens=tokens,
-      trainable=jnp.ones_like(b, bool),
+      trainable=trainable,
   )
   return turn, decision
 
@@ -144,6 +155,7 @@ def play(
     chunk_size: int,
     capacity: int = 0,
     grid_ms: chex.Array | None = None,
+    frozen: Params | None = None,
 ) -> tuple[Rollouts, decisions.Buffer | None]:
   """Plays B rollouts to their deadlines.
 
@@ -162,6 +174,7 @@ def play(
     chunk_size: C, policy rows evaluated at once.
     capacity: decisions that the buffer holds; 0 records none.
     grid_ms: [T] int32, times at which progress is recorded.
+    frozen: the parameters of those whom the rules freeze; None: the same.
 
   Returns:
     The rollouts, and the buffer of their decisions (None if `capacity` is 0).
@@ -174,7 +187,7 @@ def play(
   states = jax.vmap(collective.reset)(tasks, rules, agent_keys)
 
   choose = lambda states, seats: decide(
-      collective, policy, params, tasks, rules, states, seats
+      collective, policy, params, tasks, rules, states, seats, frozen
   )
 
   def body(carry: _Carry) -> _Carry:
@@ -271,7 +284,7 @@ def play_groups(
     group_size: int,
     **kwargs,
 ) -> tuple[Rollouts, decisions.Buffer | None]:
-  """Plays G rollouts of each task.
+  """Plays G rollouts of each task, on as many islands as are configured.
 
   Args:
     collective: the world, the roster, the channels and the clock.
@@ -284,10 +297,52 @@ def play_groups(
     **kwargs: as in `play`.
 
   Returns:
-    As `play`, with B = P * G rollouts; those of one task lie side by side.
+    As `play`, with B = P * G rollouts; those of one task lie side by side. The
+    agents of all islands of a rollout are numbered through.
   """
   tasks, rules, keys = group_inputs(collective, key, index, rules, group_size)
-  return play(collective, policy, params, tasks, rules, keys, **kwargs)
+  rollouts, buffer = play(
+      collective, policy, params, tasks, rules, keys, **kwargs
+  )
+  count = collective.config.islands
+  if buffer is not None and count > 1:
+    rows = buffer.rows
+    which, island = jnp.divmod(rows.rollout, count)
+    agent = island * collective.num_agents + rows.agent
+    buffer = buffer._replace(rows=rows._replace(rollout=which, agent=agent))
+  return merge_islands(rollouts, count), buffer
+
+
+def merge_islands(rollouts: Rollouts, count: int) -> Rollouts:
+  """One rollout of `count` islands, [B * count] to [B].
+
+  The best island's progress counts, also before the end: one may take the best
+  at any time. Turns, tokens and agents add up.
+  """
+  if count == 1:
+    return rollouts
+  apart = jax.tree.map(
+      lambda x: x.reshape(len(x) // count, count, *x.shape[1:])
+      if x.ndim
+      else x,
+      rollouts,
+  )
+  best = jnp.max(apart.progress, axis=1)
+  late = jnp.where(
+      apart.progress == best[:, None], apart.progress_ms, clock.FOREVER
+  )
+  total = lambda x: jnp.sum(x, axis=1)
+  return apart._replace(
+      progress=best,
+      time_ms=jnp.max(apart.time_ms, axis=1),
+      progress_ms=jnp.min(late, axis=1),
+      turns=total(apart.turns),
+      effective=total(apart.effective),
+      output_tokens=total(apart.output_tokens),
+      team_size=total(apart.team_size),
+      critical_steps=jnp.max(apart.critical_steps, axis=1),
+      curve=jnp.max(apart.curve, axis=1),
+  )
 
 
 def group_inputs(
@@ -297,14 +352,20 @@ def group_inputs(
     rules: Rules,
     group_size: int,
 ) -> tuple[base.Task, Rules, jax.Array]:
-  """Tasks, rules and rollout keys of P groups, [P * G] each; see above."""
+  """Tasks, rules and keys of P groups, [P * G * islands] each; see above."""
   keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(index)
   tasks = jax.vmap(collective.env.sample_task)(keys[:, 0])
   rollout_keys = jax.vmap(lambda k: jax.random.split(k, group_size))(keys[:, 1])
   repeat = lambda tree: jax.tree.map(
       lambda x: jnp.repeat(x, group_size, axis=0), tree
   )
-  return repeat(tasks), repeat(rules), rollout_keys.reshape(-1)
+  tasks, rules, keys = repeat(tasks), repeat(rules), rollout_keys.reshape(-1)
+  count = collective.config.islands
+  if count > 1:
+    tasks = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), tasks)
+    rules = roster.on_islands(rules, count)
+    keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, count), rules.island)
+  return tasks, rules, keys
 
 
 def summary(
@@ -329,6 +390,7 @@ def summary(
       effective=states.ledger.effective,
       output_tokens=jax.vmap(collective.spent_tokens)(states),
       team_size=states.peak_team,
+      critical_steps=jax.vmap(collective.steps)(states),
       curve=jnp.where(ended, progress[:, None], curve),
       iterations=iterations,
       decisions=taken,

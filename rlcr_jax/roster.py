@@ -1,7 +1,7 @@
 """Who belongs to a collective: organisations, hiring and firing.
 
-An organisation is a set of traced numbers, not a code path: `solo`, `flat` and
-`ceo` run the same compiled program.
+An organisation is a set of traced numbers, not a code path: all of them run the
+same compiled program.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,9 @@ from envs.base import require
 from envs.base import VerbSpec
 import jax.numpy as jnp
 
-ORGANISATIONS = ('solo', 'flat', 'ceo')
+ORGANISATIONS = ('solo', 'flat', 'ceo', 'orchestrator')
+
+CHANNELS = ('direct', 'board', 'issues', 'archive')
 
 
 class Rules(NamedTuple):
@@ -21,10 +23,17 @@ class Rules(NamedTuple):
   team_start: chex.Array  # [] int32, agents present at the start.
   team_limit: chex.Array  # [] int32, most agents present at once.
   hiring: chex.Array  # [] bool, may agent 0 hire and fire?
+  hub: chex.Array  # [] bool, do all messages go to or from agent 0?
+  assigned: chex.Array  # [] bool, do others act where agent 0 told them only?
+  frozen: chex.Array  # [] bool, are the others played by a frozen snapshot?
   direct: chex.Array  # [] bool, are direct messages allowed?
   board: chex.Array  # [] bool, is there a board?
+  issues: chex.Array  # [] bool, is there an issue board?
+  archive: chex.Array  # [] bool, is there a knowledge archive?
   awareness: chex.Array  # [] bool, are turns in flight visible?
   free_facts: chex.Array  # [] bool, does everybody know every fact?
+  islands: chex.Array  # [] int32, teams that play, each in its own world.
+  island: chex.Array  # [] int32, which of them this is.
 
 
 def verbs(hire_tokens: float, hire_tool_ms: int, fire_tokens: float):
@@ -43,21 +52,30 @@ def rules(
     max_hires: int,
     direct: bool = True,
     board: bool = True,
+    issues: bool = False,
+    archive: bool = False,
     awareness: bool = False,
     free_facts: bool = False,
+    islands: int = 1,
 ) -> Rules:
   """The rules of an organisation of at most `num_agents` agents.
 
   Args:
-    organisation: `solo` (agent 0 alone), `flat` (everyone from the start) or
-      `ceo` (agent 0 alone at first; it can hire and fire).
+    organisation: `solo` (agent 0 alone, on one island), `flat` (everyone from
+      the start), `ceo` (agent 0 alone at first; it can hire and fire) or
+      `orchestrator` (the same, but those whom agent 0 hires talk to it alone,
+      act on what it told them of last, and are played by a frozen snapshot of
+      the policy: arXiv 2602.02276).
     deadline_ms: the time limit.
     num_agents: N, the seats.
     max_hires: most agents that the CEO may employ at once.
     direct: may agents send direct messages?
     board: is there a public board?
+    issues: is there an issue board?
+    archive: is there a knowledge archive?
     awareness: are other agents' turns in flight visible?
     free_facts: does everybody know every fact (an oracle's privilege)?
+    islands: teams that play the same task, each in its own world.
 
   Raises:
     ValueError: for an unknown organisation.
@@ -72,17 +90,40 @@ def rules(
       'solo': (1, 1),
       'flat': (num_agents, num_agents),
       'ceo': (1, min(1 + max_hires, num_agents)),
+      'orchestrator': (1, min(1 + max_hires, num_agents)),
   }[organisation]
   talks = organisation != 'solo'
+  orchestrated = organisation == 'orchestrator'
+  public = talks and not orchestrated
   return Rules(
       deadline_ms=jnp.asarray(deadline_ms, jnp.int32),
       team_start=jnp.int32(start),
       team_limit=jnp.int32(limit),
-      hiring=jnp.asarray(organisation == 'ceo'),
+      hiring=jnp.asarray(organisation in ('ceo', 'orchestrator')),
+      hub=jnp.asarray(orchestrated),
+      assigned=jnp.asarray(orchestrated),
+      frozen=jnp.asarray(orchestrated),
       direct=jnp.asarray(direct and talks),
-      board=jnp.asarray(board and talks),
+      board=jnp.asarray(board and public),
+      issues=jnp.asarray(issues and public),
+      archive=jnp.asarray(archive and public),
       awareness=jnp.asarray(awareness),
       free_facts=jnp.asarray(free_facts),
+      islands=jnp.int32(islands if talks else 1),
+      island=jnp.int32(0),
+  )
+
+
+def on_islands(rules: Rules, count: int) -> Rules:
+  """The rules of each of `count` islands: [B] each becomes [B * count].
+
+  The islands of one rollout lie side by side; those that do not play are empty.
+  """
+  rules = Rules(*(jnp.repeat(x, count) for x in rules))
+  island = jnp.arange(rules.island.shape[0]) % count
+  return rules._replace(
+      island=island,
+      team_start=jnp.where(island < rules.islands, rules.team_start, 0),
   )
 
 

@@ -20,6 +20,7 @@ from rlcr_jax import deadlines
 from rlcr_jax import files
 from rlcr_jax import learner as learner_lib
 from rlcr_jax import metrics
+from rlcr_jax import references
 from rlcr_jax import roster
 from rlcr_jax.collective import Collective
 from rlcr_jax.decisions import BufferFullError
@@ -33,7 +34,7 @@ _OPERATIONAL = ('checkpoint_every', 'num_devices', 'evaluation')
 ARMS: dict[str, dict[str, Any]] = {
     'collective': {},
     'solo': {'organisation': 'solo'},
-    'muted': {'direct': False, 'board': False},
+    'muted': references.MUTED,
 }
 
 # The mean log-probability gap of so many updates is compared with that of the

@@ -8,6 +8,7 @@ from rlcr_jax import channels
 from rlcr_jax.clock import NEVER
 
 N, M, SYMBOLS = 4, 3, 2
+SENDS = 'direct', 'post', 'lists'
 NOW_MS = 5000
 
 
@@ -22,7 +23,7 @@ def knowing(*pairs):
 def letters(*messages):
   """Messages as (sender, peer or 'board', target, symbol, tokens)."""
   fields = {
-      name: np.zeros(N, bool if name in ('direct', 'post') else np.int32)
+      name: np.zeros(N, bool if name in SENDS else np.int32)
       for name in channels.Letters._fields
   }
   for sender, to, target, symbol, tokens in messages:
@@ -228,7 +229,7 @@ def test_every_sender_symbol_and_fact_is_decoded():
     none = jnp.zeros(n, jnp.int32)
     sends = jnp.arange(n) == sender
     sent = channels.Letters(
-        sends, sends, none, none, none + symbol, none + sends
+        sends, sends, ~sends, none, none, none + symbol, none + sends
     )
     knows = (sends & (fact == 1))[:, None]  # All write to 0.
     present = jnp.ones(n, bool)
@@ -245,7 +246,7 @@ def test_every_sender_symbol_and_fact_is_decoded():
 
 
 def test_verbs_say_what_they_take_and_cost():
-  tell, post = channels.verbs(50.0, 100.0, 500)
+  tell, post = channels.verbs({'tell': (50.0, 500), 'post': (100.0, 500)})
   assert (tell.name, tell.output_tokens, tell.tool_ms) == ('tell', 50.0, 500)
   assert (post.name, post.output_tokens, post.tool_ms) == ('post', 100.0, 500)
   takes = lambda v: (v.takes_target, v.takes_peer, v.takes_symbol)

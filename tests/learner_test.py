@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rlcr_jax import advantages
+from rlcr_jax import collective as collective_lib
 from rlcr_jax import decisions
 from rlcr_jax import incentives
 from rlcr_jax import learner as learner_lib
@@ -112,7 +113,8 @@ def play_groups(collective, policy, params, key, index, played, **asked):
 
 
 def toy_part(tasks, **changes):
-  collective = types.SimpleNamespace(num_agents=2)
+  config = collective_lib.CollectiveConfig(num_agents=2)
+  collective = types.SimpleNamespace(num_agents=2, config=config)
   return learner_lib.Part(collective, Linear(), tasks, **changes)
 
 

@@ -357,6 +357,7 @@ def with_message(to, target, symbol, sender=0):
   letters = channels.Letters(
       direct=never if to == 'board' else sends,
       post=sends if to == 'board' else never,
+      lists=never,
       target=target * ints,
       peer=(0 if to == 'board' else to) * ints,
       symbol=symbol * ints,

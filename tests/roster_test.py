@@ -94,7 +94,7 @@ def test_unknown_organisation():
     make_rules('anarchy')
   message = str(error.value)
   assert "collective.organisation='anarchy'" in message
-  assert "('solo', 'flat', 'ceo')" in message
+  assert "('solo', 'flat', 'ceo', 'orchestrator')" in message
   assert '\n' not in message
 
 

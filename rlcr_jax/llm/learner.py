@@ -224,7 +224,7 @@ class LlmLearner:
         grid_ms=grid_ms,
         error_ms=self.config.error_ms,
     )
-    return played, speaker
+    return play_lib.merge_islands(played, collective), speaker
 
   def step(
       self, state: LearnerState, rules: dict[str, Rules], knobs: Knobs
@@ -268,7 +268,8 @@ class LlmLearner:
     returns = incentives.INCENTIVES[rlcr.incentive](played.rollouts)
     returns = jnp.reshape(returns, (-1, rlcr.group_size))
     scored = advantages.estimate(rlcr.advantage, returns)
-    agents = self.parts[env].collective.num_agents
+    collective = self.parts[env].collective
+    agents = collective.num_agents * collective.config.islands
     extra = {
         'prompt_tokens_mean': speaker.read / max(len(played.said), 1),
         'reused_token_share': speaker.reused / max(speaker.read, 1),

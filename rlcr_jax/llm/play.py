@@ -110,6 +110,22 @@ class Played(NamedTuple):
     }
 
 
+def merge_islands(played: Played, collective: Collective) -> Played:
+  """One rollout of several islands, whose agents are numbered through."""
+  count, seats = collective.config.islands, collective.num_agents
+  if count == 1:
+    return played
+  said = [
+      dataclasses.replace(
+          turn,
+          rollout=turn.rollout // count,
+          agent=turn.rollout % count * seats + turn.agent,
+      )
+      for turn in played.said
+  ]
+  return Played(rollout.merge_islands(played.rollouts, count), said)
+
+
 class _Look(NamedTuple):
   """What the host needs to see of all collectives; [B] or [B, N] first."""
 
@@ -126,6 +142,8 @@ class _Look(NamedTuple):
   done: chex.Array
   progress: chex.Array
   world: Any
+  issues: Any  # [B, M] each, or None, like the next.
+  archive: chex.Array | None
 
 
 @functools.cache
@@ -156,6 +174,8 @@ def _compiled(collective: Collective):
         done=state.done,
         progress=collective.env.progress(task, state.world, state.clock_ms),
         world=state.world,
+        issues=state.mail.issues,
+        archive=state.mail.archive,
     )
 
   def begin(rules, states, decides, turn, context_tokens, tool_ms):
@@ -302,6 +322,10 @@ def _free(host, described, mail, now: _Look, seen, b: int, n: int) -> Free:
       present=now.present[b],
       chief=bool(rules.hiring[b]),
       board=mail.board[b],
+      issues=row(now.issues),
+      archive=row(now.archive),
+      island=int(rules.island[b]),
+      islands=int(rules.islands[b]),
   )
   return Free(
       rollout=b,

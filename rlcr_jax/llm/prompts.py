@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from envs import base
 import numpy as np
+from rlcr_jax import channels
 from rlcr_jax.collective import Collective
 from rlcr_jax.observation import Action
 from rlcr_jax.observation import Observation
@@ -50,6 +51,10 @@ class Moment(NamedTuple):
   present: np.ndarray  # [N] bool.
   chief: bool  # Does agent 0 hire and fire?
   board: dict[int, Message]  # The latest post about each target.
+  issues: channels.Issues | None = None  # The issue board, if there is one.
+  archive: np.ndarray | None = None  # [M] bool, likewise.
+  island: int = 0  # Which team this is
+  islands: int = 1  # of how many, each in a world of its own.
 
 
 def write(verbs: tuple[base.VerbSpec, ...], command: Command) -> str:
@@ -139,9 +144,16 @@ class Prompts:
   rules: bool = True  # Say them? A model that was warm-started knows them.
 
   def system(self, moment: Moment) -> str:
-    """The rules and the task: the same for all agents and at all times."""
+    """The rules and the task: the same for all of a team, and at all times."""
+    task = moment.description
+    if moment.islands > 1:
+      task += (
+          f'\nYours is team {moment.island} of {moment.islands}. The teams'
+          ' cannot talk to each other, and the best result counts: go a way of'
+          ' your own.'
+      )
     if not self.rules:
-      return moment.description
+      return task
     forms = [
         _form(verb, 'A', 'M') + ': TEXT' * verb.takes_symbol
         for verb in self.collective.verbs
@@ -154,7 +166,7 @@ class Prompts:
     return (
         'You are an agent of a team with one task. What counts is the'
         ' progress when time is up; thinking, writing and reading take'
-        f' time.\n{ask}\nCommands: {"; ".join(forms)}\n{moment.description}'
+        f' time.\n{ask}\nCommands: {"; ".join(forms)}\n{task}'
     )
 
   def user(
@@ -193,10 +205,31 @@ class Prompts:
         f'board {target} by {m.sender}: {m.text}'.rstrip()
         for target, m in sorted(moment.board.items())
     ]
+    lines += self._shared(moment)
     legal = obs.legal_target[: len(env.verbs)]
     lines.append(env.describe_view(moment.task, moment.world, knows, legal))
     lines.append('also: ' + ', '.join(self._others(obs)))
     return '\n'.join(lines)
+
+  def _shared(self, moment: Moment) -> Iterator[str]:
+    """What is on the issue board and in the archive."""
+    if moment.issues is not None:
+      words = {
+          channels.OPEN: 'open',
+          channels.CLAIMED: 'claimed by {}',
+          channels.CLOSED: 'closed',
+      }
+      listed = [
+          f'{target} ' + words[int(status)].format(owner)
+          for target, (status, owner) in enumerate(
+              zip(moment.issues.status, moment.issues.owner, strict=True)
+          )
+          if status != channels.UNLISTED
+      ]
+      yield 'issues: ' + (', '.join(listed) or 'none')
+    if moment.archive is not None:
+      kept = map(str, np.flatnonzero(moment.archive))
+      yield 'archive: ' + (', '.join(kept) or 'empty')
 
   def _others(self, obs: Observation) -> Iterator[str]:
     """What else is legal, alternatives together: `tell 1|2 about 3`."""
