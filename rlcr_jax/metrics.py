@@ -41,6 +41,7 @@ def signs_of_life(
   seconds = np.maximum(np.asarray(played.time_ms) / 1000.0, 1e-3)
   return {
       'team_size': np.asarray(played.team_size, np.float64),
+      'critical_steps': np.asarray(played.critical_steps, np.float64),
       'output_tokens': total,
       'useful_tokens': useful,
       'useful_token_share': useful / np.maximum(total, 1.0),

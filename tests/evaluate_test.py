@@ -195,7 +195,8 @@ def test_held_out_tasks_are_never_trained_on(run, evaluator, same_seed):
   """Not even if both are drawn from the same seed."""
   asked = []
 
-  def record(params, key, index, rules, grid_ms):
+  def record(params, key, index, rules, grid_ms, frozen):
+    assert frozen is None
     asked.append((key, len(index)))
     return jnp.zeros(())
 

@@ -17,7 +17,7 @@ VERBS = (
     base.VerbSpec('work', True, 10.0, 0, True),
     base.VerbSpec('read', True, 10.0, 0, True),
     base.VerbSpec('wait', False, 10.0, 0, False),
-    base.VerbSpec('tell', True, 10.0, 0, False, True, True),
+    base.VerbSpec('tell', True, 10.0, 0, False, True, True, talks=True),
     base.VerbSpec('hire', False, 10.0, 0, False),
 )
 
@@ -37,6 +37,7 @@ def make_rollouts():
           [[300, 0, 0, 0, 0], [500, 100, 10, 60, 30], [0, 0, 70, 0, 80]]
       ),
       team_size=np.int32([1, 4, 9]),
+      critical_steps=np.int32([4, 7, 3]),
       curve=np.zeros((3, 0), np.float32),
       iterations=np.int32(20),
       decisions=np.int32(32),
@@ -75,6 +76,7 @@ def test_verb_groups():
     'name, expected',
     [
         ('team_size', [1, 4, 9]),
+        ('critical_steps', [4, 7, 3]),
         ('output_tokens', [300, 700, 150]),
         ('useful_tokens', [300, 600, 0]),
         ('useful_token_share', [1, 6 / 7, 0]),

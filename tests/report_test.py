@@ -182,7 +182,8 @@ def test_page_loads_nothing(whole):
 
 
 def test_page_states_the_results(whole):
-  text = words(whole[1])
+  workdir, page = whole
+  text = words(page)
   # 0.6 / 0.4 and 0.6 / 0.8.
   assert (
       'Within 120 s, the collective returns 0.600 [0.550, 0.660]: 1.50 times'
@@ -193,7 +194,8 @@ def test_page_states_the_results(whole):
   assert 'The collective overtakes solo at a deadline of 75 s.' in text
   assert 'never gets there counts as if it did at the very end' in text
   assert 'One greedy agent may work for 480 s' in text
-  assert 'Run whole0 · 4 of 4 updates · seed 7 · 32 held-out tasks' in text
+  run = f'Run {workdir.name} · 4 of 4 updates · seed 7 · 32 held-out tasks'
+  assert run in text
 
 
 def test_page_shows_the_whole_configuration(whole):
@@ -302,7 +304,7 @@ def test_reads_the_columns_that_are_measured():
   """Names agree with `metrics.summarise` and with the evaluator's."""
   verbs = (
       base.VerbSpec('work', True, 10.0, 0, True),
-      base.VerbSpec('tell', True, 10.0, 0, False, True, True),
+      base.VerbSpec('tell', True, 10.0, 0, False, True, True, talks=True),
   )
   ints = np.array([[3, 1], [1, 1]])  # [B, V].
   scalar = np.array([1, 2])
@@ -314,6 +316,7 @@ def test_reads_the_columns_that_are_measured():
       effective=ints,
       output_tokens=ints,
       team_size=scalar,
+      critical_steps=scalar,
       curve=np.zeros((2, 3)),
       iterations=np.array(1),
       decisions=np.array(6),
