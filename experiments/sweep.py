@@ -49,12 +49,8 @@ def main() -> int:
       print(shlex.join(command(unit, workdir)))
     return 0
   sweeps.check_workdirs(units, workdir)
-  states = {
-      unit.name: State(
-          'finished' if sweeps.finished(unit, workdir) else 'waiting'
-      )
-      for unit in units
-  }
+  done = {unit.name: sweeps.finished(unit, workdir) for unit in units}
+  states = {n: State('finished' if d else 'waiting') for n, d in done.items()}
 
   def collect() -> dict:
     found = sweep_results.collect(sweep, units, states, workdir)
@@ -73,12 +69,10 @@ def main() -> int:
     cli.CONSOLE.print('stopped; the same command goes on.')
     return 130
   cli.CONSOLE.print(sweep_report.table(collect()))
-  failed = [name for name, state in states.items() if state.name == 'failed']
-  for name in failed:
-    print(
-        f'error: {name}: {states[name].error} (see {workdir / name}.log)',
-        file=sys.stderr,
-    )
+  failed = {n: state.error for n, state in states.items() if state.error}
+  for name, error in failed.items():
+    told = f'error: {name}: {error} (see {workdir / name}.log)'
+    print(told, file=sys.stderr)
   cli.CONSOLE.print(f'report: {workdir / "report.html"}')
   return int(bool(failed))
 
