@@ -38,6 +38,7 @@ setup(
         'optax>=0.2.6',
         'orbax-checkpoint>=0.11.28',
         'rich>=13.9.4',
+        'scipy>=1.14',
         'tensorboardX>=2.6.4',
     ],
     extras_require={

@@ -1,7 +1,6 @@
 """What the entry points share: flags, errors in one line, the progress bar."""
 
-from collections.abc import Callable, Iterator, Sequence
-import difflib
+from collections.abc import Callable, Sequence
 import os
 import pathlib
 import sys
@@ -78,6 +77,20 @@ def config() -> ml_collections.ConfigDict:
   return flags.FLAGS.config
 
 
+def config_path() -> tuple[str, dict[str, Any]]:
+  """The file of --config with its variant, and the overrides by field.
+
+  Raises:
+    NotAllowedError: if the file cannot be loaded.
+  """
+  config()
+  flag = flags.FLAGS['config']
+  return (
+      config_flags.get_config_filename(flag),
+      dict(config_flags.get_override_values(flag)),
+  )
+
+
 def _parse(argv: Sequence[str]) -> list[str]:
   """Flags, with a config's unknown fields and wrong types in one line."""
   try:
@@ -107,26 +120,13 @@ def _unknown_field(argv: Sequence[str]) -> str | None:
   names = registry.names()
   configs = [config_lib.defaults(name) for name in names]
   configs.append(config_lib.defaults(*names))  # A mixture.
-  known = {path for c in configs for path in _paths(c.to_dict())}
+  known = {path for c in configs for path in config_lib.leaves(c.to_dict())}
   for arg in argv:
     name, _, value = arg.lstrip('-').partition('=')
     path = name.removeprefix('config.')
     if path != name and path not in known:
-      near = difflib.get_close_matches(path, sorted(known), n=3, cutoff=0.0)
-      return (
-          f'config.{path}={value!r} is not allowed: there is no such field.'
-          f' Near it are {", ".join(near)}; config.json lists all.'
-      )
+      return 'config.' + config_lib.no_such_field(path, value, known)
   return None
-
-
-def _paths(fields: dict[str, Any], prefix: str = '') -> Iterator[str]:
-  """Dotted names of all leaves."""
-  for name, value in fields.items():
-    if isinstance(value, dict):
-      yield from _paths(value, f'{prefix}{name}.')
-    else:
-      yield prefix + name
 
 
 def _silence() -> None:

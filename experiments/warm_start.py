@@ -27,8 +27,9 @@ def main() -> None:
     params = run.init().params
   cli.CONSOLE.print('playing held-out tasks ...')
   evaluator = evaluate.Evaluator(run, {'warm_start': params})
+  _, deadline_ms = run.config.test_deadlines_ms()
   result = {
-      mode: evaluator.summary(evaluator.play(mode, config.deadline.final_ms))
+      mode: evaluator.summary(evaluator.play(mode, deadline_ms))
       for mode in ('warm_start', 'random', 'oracle')
   }
   result['warm_start'] |= evaluator.spoken['warm_start'].shares()

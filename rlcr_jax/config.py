@@ -5,7 +5,9 @@ are those of the dataclasses below; each field is documented where it is
 defined. `resolve` checks all of it before any long work starts.
 """
 
+from collections.abc import Iterable
 import dataclasses
+import difflib
 import json
 import math
 from typing import Any
@@ -36,11 +38,16 @@ class EvaluationConfig:
   num_tasks: int = 256
   seed: int = 1_000_003  # Of the held-out tasks.
   deadlines: int = 9  # Points of the return-against-deadline curves.
+  first_ms: int = 0  # The shortest of them; 0: `deadline.first_ms`.
+  final_ms: int = 0  # The full deadline; 0: `deadline.final_ms`.
 
   def __post_init__(self):
     _require_seed('evaluation.seed', self.seed)
     require(self.num_tasks >= 2, 'evaluation.num_tasks', self.num_tasks, '>= 2')
     require(self.deadlines >= 2, 'evaluation.deadlines', self.deadlines, '>= 2')
+    for field in ('first_ms', 'final_ms'):
+      value = getattr(self, field)
+      require(value >= 0, f'evaluation.{field}', value, '>= 1 ms, or 0')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +104,13 @@ class Resolved:
         name: collective_lib.Collective(env, self.collective, self.latency)
         for name, env in self.envs.items()
     }
+
+  def test_deadlines_ms(self) -> tuple[int, int]:
+    """The shortest and the full deadline of the evaluation."""
+    return (
+        self.evaluation.first_ms or self.deadline.first_ms,
+        self.evaluation.final_ms or self.deadline.final_ms,
+    )
 
   def tasks(self) -> dict[str, int]:
     """How many tasks of an update each environment has: its share, or one."""
@@ -238,6 +252,14 @@ def _check_together(resolved: Resolved) -> None:
       'another with policy.name=llm, which serves one set of weights, while'
       ' these sub-agents are played by a frozen one',
   )
+  first_ms, final_ms = resolved.test_deadlines_ms()
+  require(
+      first_ms <= final_ms,
+      'evaluation.final_ms',
+      resolved.evaluation.final_ms,
+      f'such that the full deadline, now {final_ms} ms, is >= the shortest one,'
+      f' {first_ms} ms',
+  )
   for collective in resolved.make_collectives().values():
     _check_first_deadline(resolved, collective)
 
@@ -260,6 +282,26 @@ def _check_first_deadline(resolved: Resolved, collective) -> None:
       resolved.deadline.first_ms,
       f'>= {shortest_ms} ms, or no action on {collective.env.name} could ever'
       ' land',
+  )
+
+
+def leaves(fields: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+  """All leaves of nested sections, by dotted name."""
+  result = {}
+  for name, value in fields.items():
+    if isinstance(value, dict):
+      result |= leaves(value, f'{prefix}{name}.')
+    else:
+      result[prefix + name] = value
+  return result
+
+
+def no_such_field(field: str, value: Any, known: Iterable[str]) -> str:
+  """Says that a field is not among those known, and which are near it."""
+  near = difflib.get_close_matches(field, sorted(known), n=3, cutoff=0.0)
+  return (
+      f'{field}={value!r} is not allowed: there is no such field. Near it are'
+      f' {", ".join(near)}; config.json lists all.'
   )
 
 

@@ -21,7 +21,7 @@ class DeadlineConfig:
 
   schedule: str = 'linear'  # One of SCHEDULES.
   first_ms: int = 45_000  # The deadline at step 0 (linear, staged, sampled).
-  final_ms: int = 180_000  # The full limit: last step, and every evaluation.
+  final_ms: int = 180_000  # The full limit: last step, and the evaluation.
   ramp: float = 0.06  # linear, staged: share of training spent growing.
   stages: int = 4  # staged: number of equal plateaus on the way.
   toggle_every: int = 10  # toggle: steps at `first_ms`, then at `final_ms`.
@@ -123,3 +123,18 @@ def deadlines_ms(
   """
   drawn = SCHEDULES[config.schedule](config, step, steps, key, tasks)
   return jnp.asarray(drawn, jnp.int32)
+
+
+def mean_ms(config: DeadlineConfig, steps: int) -> float:
+  """The mean deadline of a whole run; of what is drawn, that of a fixed draw.
+
+  Times `steps`, it is the simulated time of a run, per rollout of an update.
+  """
+  tasks = 16
+  limits = [
+      SCHEDULES[config.schedule](
+          config, step, steps, jax.random.key(step), tasks
+      )
+      for step in range(steps)
+  ]
+  return float(np.mean(limits))

@@ -262,7 +262,7 @@ def _evaluate(
 ) -> tuple[dict[str, Any], dict[str, rollout.Rollouts]]:
   """The evaluation, and the rollouts of every mode at the full deadline."""
   run = evaluator.run
-  deadline_ms = run.config.deadline.final_ms
+  _, deadline_ms = run.config.test_deadlines_ms()
   play = functools.lru_cache(maxsize=None)(evaluator.play)
   played = {name: play(name, deadline_ms) for name in evaluator.modes}
   result = {
@@ -326,9 +326,7 @@ def _by_deadline(run: train.Run, evaluator: Evaluator, play) -> dict[str, Any]:
   """Return against deadline, and where the collective overtakes one agent."""
   config = run.config
   deadlines_ms = np.linspace(
-      config.deadline.first_ms,
-      config.deadline.final_ms,
-      config.evaluation.deadlines,
+      *config.test_deadlines_ms(), config.evaluation.deadlines
   ).astype(int)
   modes: dict[str, Any] = {}
   for name in evaluator.modes:

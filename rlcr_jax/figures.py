@@ -58,7 +58,7 @@ STYLES: dict[str, Style] = {
 _MODE_OF_ARM = {'muted': 'muted_trained'}
 
 
-class _Trend(NamedTuple):
+class Trend(NamedTuple):
   """A column of `metrics.jsonl` over training."""
 
   column: str
@@ -71,15 +71,15 @@ class _Trend(NamedTuple):
   arms: tuple[str, ...] = ('collective', 'solo', 'muted')
 
 
-_TRENDS: dict[str, _Trend] = {
-    'learning_curve': _Trend(
+_TRENDS: dict[str, Trend] = {
+    'learning_curve': Trend(
         'return_mean',
         'Learning curve',
         'return (0 to 1)',
         'Mean return of the training rollouts, each under the deadline of its'
         ' update, which the next figure shows.',
     ),
-    'deadline': _Trend(
+    'deadline': Trend(
         'deadline_ms',
         'Deadline schedule',
         'deadline (s)',
@@ -88,13 +88,13 @@ _TRENDS: dict[str, _Trend] = {
         smooth=False,
         arms=('collective',),
     ),
-    'team_size': _Trend(
+    'team_size': Trend(
         'team_size_mean',
         'Team size',
         'agents at the peak',
         'Most agents present at once in a rollout, the CEO included.',
     ),
-    'communication': _Trend(
+    'communication': Trend(
         'communication_tokens_per_s_mean',
         'Communication intensity',
         'message tokens per second',
@@ -102,28 +102,28 @@ _TRENDS: dict[str, _Trend] = {
         ' proves nothing, so compare with what cutting the channels costs.',
         arms=('collective',),
     ),
-    'useful_tokens': _Trend(
+    'useful_tokens': Trend(
         'useful_token_share_mean',
         'Useful tokens',
         'share of output tokens (0 to 1)',
         'Share of the output tokens written in turns that act on the'
         ' environment.',
     ),
-    'effective_turns': _Trend(
+    'effective_turns': Trend(
         'effective_share_mean',
         'Effective turns',
         'share of useful turns (0 to 1)',
         'Share of the turns that act on the environment that landed in time'
         ' and had their effect, rather than collide or come too late.',
     ),
-    'decisions': _Trend(
+    'decisions': Trend(
         'decisions',
         'Decisions per update',
         'decisions',
         'Turns decided in all rollouts of an update, which is what an update'
         ' costs.',
     ),
-    'seconds': _Trend(
+    'seconds': Trend(
         'seconds',
         'Time per update',
         'real time (s)',
@@ -138,6 +138,13 @@ _TRENDS: dict[str, _Trend] = {
 def style(mode: str) -> Style:
   """How a mode looks; grey if nobody gave it a style."""
   return STYLES.get(mode, Style(mode.replace('_', ' '), '#777777', ':'))
+
+
+def trend_of(column: str) -> Trend:
+  """How a column of `metrics.jsonl` is drawn, be it described or not."""
+  known = {trend.column: trend for trend in _TRENDS.values()}
+  words = column.replace('_', ' ')
+  return known.get(column, Trend(column, words.capitalize(), words, ''))
 
 
 def column(rows: Rows, name: str) -> np.ndarray:
@@ -182,7 +189,7 @@ def evaluation_charts(evaluation: dict[str, Any]) -> list[Chart]:
   return [chart for chart in charts if chart]
 
 
-def _canvas(x: str, y: str) -> tuple[figure_lib.Figure, axes.Axes]:
+def canvas(x: str, y: str) -> tuple[figure_lib.Figure, axes.Axes]:
   """An empty plot. No pyplot: its global state would leak between reports."""
   figure = figure_lib.Figure(_SIZE_IN, dpi=_DPI, layout='constrained')
   plot = figure.add_subplot()
@@ -198,7 +205,7 @@ def _canvas(x: str, y: str) -> tuple[figure_lib.Figure, axes.Axes]:
   return figure, plot
 
 
-def _png(figure: figure_lib.Figure, legend_columns: int = 4) -> bytes:
+def png(figure: figure_lib.Figure, legend_columns: int = 4) -> bytes:
   """Adds the legend and renders, with the same bytes for the same figure."""
   if figure.axes[0].get_legend_handles_labels()[0]:
     figure.legend(
@@ -213,12 +220,12 @@ def _png(figure: figure_lib.Figure, legend_columns: int = 4) -> bytes:
   return stream.getvalue()
 
 
-def _from_zero(plot: axes.Axes) -> None:
+def from_zero(plot: axes.Axes) -> None:
   """Lets an axis of a quantity that is never negative begin at 0."""
   plot.set_ylim(bottom=0.0)
 
 
-def _line(look: Style) -> dict[str, Any]:
+def line(look: Style) -> dict[str, Any]:
   """How every line of a mode is drawn; the collective's lies on top."""
   top = look is STYLES['collective']
   return {
@@ -230,6 +237,19 @@ def _line(look: Style) -> dict[str, Any]:
   }
 
 
+def banded(
+    plot: axes.Axes,
+    x: np.ndarray,
+    y: np.ndarray,
+    band: np.ndarray,
+    look: Style,
+    **kwargs: Any,
+) -> None:
+  """A line [T] and around it, pale, what lies between the two of `band`."""
+  plot.fill_between(x, *band, color=look.colour, alpha=0.15, lw=0)
+  plot.plot(x, y, **line(look), **kwargs)
+
+
 def _draw_smooth(
     plot: axes.Axes, rows: Rows, values: np.ndarray, look: Style
 ) -> None:
@@ -237,10 +257,10 @@ def _draw_smooth(
   steps = column(rows, 'step')
   pale = {'alpha': 0.25, 'lw': 0.8, 'marker': '.', 'ms': 2.5}
   plot.plot(steps, values, color=look.colour, **pale)
-  plot.plot(steps, smooth(values, window_of(rows)), **_line(look))
+  plot.plot(steps, smooth(values, window_of(rows)), **line(look))
 
 
-def _trend(name: str, trend: _Trend, runs: dict[str, Rows]) -> Chart | None:
+def _trend(name: str, trend: Trend, runs: dict[str, Rows]) -> Chart | None:
   """One metric of all arms over training."""
   drawn = {
       arm: column(runs[arm], trend.column) * trend.scale
@@ -250,19 +270,19 @@ def _trend(name: str, trend: _Trend, runs: dict[str, Rows]) -> Chart | None:
   drawn = {arm: v for arm, v in drawn.items() if np.isfinite(v).any()}
   if not drawn:
     return None
-  figure, plot = _canvas('update', trend.axis)
+  figure, plot = canvas('update', trend.axis)
   for arm, values in drawn.items():
     look = style(_MODE_OF_ARM.get(arm, arm))
     if trend.smooth:
       _draw_smooth(plot, runs[arm], values, look)
     else:
       steps = column(runs[arm], 'step')
-      plot.plot(steps, values, marker='.', ms=2.5, **_line(look))
-  _from_zero(plot)
+      plot.plot(steps, values, marker='.', ms=2.5, **line(look))
+  from_zero(plot)
   if trend.cut_outliers:
     usual = max(np.nanquantile(v, 0.9) for v in drawn.values())
     plot.set_ylim(top=min(plot.get_ylim()[1], 2.0 * usual))
-  return Chart(name, trend.title, trend.caption, _png(figure))
+  return Chart(name, trend.title, trend.caption, png(figure))
 
 
 def _team_label(name: str) -> str:
@@ -279,20 +299,20 @@ def _useful_by_team(rows: Rows) -> Chart | None:
   present = [n for n in names if np.isfinite(column(rows, n)).any()]
   if not present:
     return None
-  figure, plot = _canvas('update', 'useful tokens (× average rollout)')
+  figure, plot = canvas('update', 'useful tokens (× average rollout)')
   plot.axhline(1.0, color=_TEXT, lw=0.9, ls=':')
   blues = matplotlib.colormaps['Blues'](np.linspace(0.4, 1.0, len(names)))
   for name, blue in zip(names, blues, strict=True):
     if name in present:
       look = Style(_team_label(name), colors.to_hex(blue))
       _draw_smooth(plot, rows, column(rows, name), look)
-  _from_zero(plot)
+  from_zero(plot)
   return Chart(
       'useful_by_team',
       'Useful work by team size',
       'Useful output tokens of the collectives of one size, relative to the'
       ' average rollout of the same update (dotted); gaps: no such team.',
-      _png(figure),
+      png(figure),
   )
 
 
@@ -339,10 +359,10 @@ def _curves(evaluation: dict[str, Any]) -> Chart | None:
   if not values:
     return None
   times_ms = np.array(curves['time_ms'], np.float64)
-  figure, plot = _canvas('time within the rollout (s)', 'return (0 to 1)')
+  figure, plot = canvas('time within the rollout (s)', 'return (0 to 1)')
   for name, curve in values.items():
-    plot.plot(times_ms / 1000, curve, **_line(style(name)))
-  _from_zero(plot)
+    plot.plot(times_ms / 1000, curve, **line(style(name)))
+  from_zero(plot)
   other = one_agent(values)
   crossing = None
   if other and np.isfinite(pair := (values['collective'], values[other])).all():
@@ -352,7 +372,7 @@ def _curves(evaluation: dict[str, Any]) -> Chart | None:
       'Return over time',
       'Mean return at every instant of the held-out rollouts under the full'
       ' deadline.' + _mark(plot, crossing, other),
-      _png(figure),
+      png(figure),
   )
 
 
@@ -363,22 +383,19 @@ def _by_deadline(evaluation: dict[str, Any]) -> Chart | None:
   if not modes:
     return None
   limits_ms = np.array(sweep['deadline_ms'], np.float64)
-  figure, plot = _canvas('deadline (s)', 'return (0 to 1)')
+  figure, plot = canvas('deadline (s)', 'return (0 to 1)')
   for name, points in modes.items():
-    low, high = np.array(points['return_ci95'], np.float64).T
-    plot.fill_between(
-        limits_ms / 1000, low, high, color=style(name).colour, alpha=0.15, lw=0
-    )
     means = np.array(points['return_mean'], np.float64)
-    plot.plot(limits_ms / 1000, means, marker='.', **_line(style(name)))
-  _from_zero(plot)
+    ci95 = np.array(points['return_ci95'], np.float64)
+    banded(plot, limits_ms / 1000, means, ci95.T, style(name), marker='.')
+  from_zero(plot)
   return Chart(
       'return_by_deadline',
       'Return against the deadline',
       'Mean return of held-out rollouts that were played under each deadline,'
       ' with 95 % intervals over tasks.'
       + _mark(plot, sweep.get('crossover_ms'), one_agent(modes)),
-      _png(figure),
+      png(figure),
   )
 
 
@@ -401,7 +418,7 @@ def scaling(
     teams: number of agents → returns [D, P] of the oracle.
     others: mode → returns [D, P].
   """
-  figure, plot = _canvas('deadline (s)', 'return (0 to 1)')
+  figure, plot = canvas('deadline (s)', 'return (0 to 1)')
   greys = matplotlib.colormaps['Greys'](np.linspace(0.4, 1.0, len(teams)))
   looks = {
       n: Style(oracle_label(n), colors.to_hex(grey))
@@ -411,17 +428,15 @@ def scaling(
   lines += [(style(mode), values) for mode, values in others.items()]
   for look, values in lines:
     means, ci95 = zip(*map(statistics.mean_ci95, values), strict=True)
-    low, high = np.array(ci95).T
     x = np.asarray(deadlines_ms) / 1000
-    plot.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0)
-    plot.plot(x, means, marker='.', **_line(look))
-  _from_zero(plot)
+    banded(plot, x, np.array(means), np.array(ci95).T, look, marker='.')
+  from_zero(plot)
   return Chart(
       f'{env}_scaling',
       f'{env}: return against the deadline',
       'Mean return of scripted policies under each deadline, with 95 %'
       ' intervals over tasks.',
-      _png(figure, legend_columns=3),
+      png(figure, legend_columns=3),
   )
 
 
@@ -441,7 +456,7 @@ def task(
   """
   place = _layered(relations)
   mutual = relations & relations.T
-  figure, plot = _canvas('', '')
+  figure, plot = canvas('', '')
   for i, j in np.argwhere(
       relations & ~(mutual & np.tri(len(value), k=-1, dtype=bool))
   ):
@@ -476,7 +491,7 @@ def task(
       'Targets by number. Area: what a target is worth. Blue: one may act on'
       ' it at once. Arrows lead from what is needed to what needs it; lines'
       ' without heads relate both ways.',
-      _png(figure),
+      png(figure),
   )
 
 

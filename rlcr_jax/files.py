@@ -44,6 +44,16 @@ def write_json(path: pathlib.Path, value: Any) -> None:
   write_text(path, dumps(value, indent=2) + '\n')
 
 
+def last_line(path: pathlib.Path) -> dict[str, Any] | None:
+  """The last whole one of JSON lines of at most 32 KiB each, if any."""
+  if not path.exists():
+    return None
+  with path.open('rb') as stream:
+    stream.seek(max(path.stat().st_size - 2**16, 0))
+    whole = stream.read().split(b'\n')[:-1]  # What follows is being written.
+  return json.loads(whole[-1]) if whole else None
+
+
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
   """Reads JSON lines; a line that a kill cut short ends the file."""
   records: list[dict[str, Any]] = []

@@ -1,17 +1,16 @@
 """The report of a run: one self-contained page, and tables for the terminal."""
 
-import base64
-from importlib import resources
 import json
 import math
 import pathlib
 from typing import Any
 
-import jinja2
-from rich import box
 from rich import table as table_lib
 from rlcr_jax import figures
 from rlcr_jax import files
+from rlcr_jax import pages
+
+_number, _seconds, _text = pages.number, pages.seconds, pages.text
 
 _ARMS = {
     'collective': '.',
@@ -57,7 +56,7 @@ def write_report(workdir: pathlib.Path) -> pathlib.Path:
     FileNotFoundError: if there is no `config.json`.
   """
   config = json.loads((workdir / 'config.json').read_text(encoding='utf-8'))
-  evaluation = _read_evaluation(workdir)
+  evaluation = read_evaluation(workdir)
   runs = {
       arm: files.read_lines(workdir / folder / 'metrics.jsonl')
       for arm, folder in _ARMS.items()
@@ -113,7 +112,9 @@ def table(
     evaluation: of one environment, or of a mixture as a whole.
     title: stands above it.
   """
-  result = _empty_table(*_COLUMNS, title=title, caption=caption(evaluation))
+  result = pages.empty_table(
+      *_COLUMNS, title=title, caption=caption(evaluation)
+  )
   for mode, cells in summary(evaluation).items():
     result.add_row(figures.style(mode).label, *cells)
   return result
@@ -125,7 +126,7 @@ def training_table(rows: figures.Rows) -> table_lib.Table:
   Args:
     rows: those of `metrics.jsonl`; without any, the table has no rows.
   """
-  result = _empty_table('', 'value')
+  result = pages.empty_table('', 'value')
   for name, value in headlines(rows):
     result.add_row(name, value)
   return result
@@ -262,18 +263,9 @@ def _render(
     transcript: list[dict[str, Any]],
 ) -> str:
   """The page, with the figures inside."""
-  source = resources.files('rlcr_jax') / 'templates' / 'report.html.jinja'
-  environment = jinja2.Environment(
-      autoescape=True,
-      undefined=jinja2.StrictUndefined,
-      trim_blocks=True,
-      lstrip_blocks=True,
-  )
-  environment.filters['text'] = _text
-  environment.filters['seconds'] = _seconds
-  environment.filters['base64'] = lambda b: base64.b64encode(b).decode('ascii')
   rows = runs['collective']
-  return environment.from_string(source.read_text(encoding='utf-8')).render(
+  return pages.render(
+      'report.html.jinja',
       name=name,
       config=config,
       config_text=json.dumps(config, indent=2, sort_keys=True),
@@ -297,7 +289,8 @@ def _render(
   )
 
 
-def _read_evaluation(workdir: pathlib.Path) -> dict[str, Any] | None:
+def read_evaluation(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """The contents of `evaluation.json`, None before it is written."""
   path = workdir / 'evaluation.json'
   if not path.exists():
     return None
@@ -316,44 +309,8 @@ def _so_far(rows: figures.Rows) -> str:
   )
 
 
-def _empty_table(*columns: str, **kwargs: Any) -> table_lib.Table:
-  """Names on the left, numbers on the right, narrow enough for 80 columns."""
-  result = table_lib.Table(
-      box=box.SIMPLE_HEAD,
-      collapse_padding=True,
-      pad_edge=False,
-      caption_justify='left',
-      **kwargs,
-  )
-  for i, name in enumerate(columns):
-    result.add_column(
-        name,
-        justify='right' if i else 'left',
-        overflow='fold',  # A number that is cut off would read as another.
-        no_wrap=i != 1,
-    )
-  return result
-
-
-def _number(value: Any) -> float:
-  """A number of a JSON file, NaN where it is null or missing."""
-  return math.nan if value is None else float(value)
-
-
 def _ratio(over: float, under: float) -> float:
   return over / under if under else math.nan
-
-
-def _text(value: Any, spec: str) -> str:
-  """A number as text, a dash where there is none."""
-  value = _number(value)
-  if not math.isfinite(value):
-    return '–'
-  return format(value, spec).replace('%', '\N{NO-BREAK SPACE}%')
-
-
-def _seconds(ms: Any) -> str:
-  return f'{_text(_number(ms) / 1000, ".0f")} s'
 
 
 def _with_interval(
@@ -363,8 +320,5 @@ def _with_interval(
     spec: str = '.3f',
 ) -> str:
   """`0.812 [0.790, 0.834]`."""
-  low, high = entry.get(interval) or (None, None)
-  return (
-      f'{_text(entry.get(mean), spec)}'
-      f' [{_text(low, spec)}, {_text(high, spec)}]'
-  )
+  ends = pages.interval(entry.get(interval), spec)
+  return f'{_text(entry.get(mean), spec)} {ends}'

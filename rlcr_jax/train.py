@@ -58,14 +58,19 @@ class Run:
 
   config: config_lib.Resolved
   learner: Any  # A `learner.Learner`, or an `LlmLearner`, which acts like one.
-  arms: tuple[str, ...]
+
+  @property
+  def arms(self) -> tuple[str, ...]:
+    """What is trained, in this order."""
+    return arms(self.config.run)
 
   @property
   def collectives(self) -> dict[str, Collective]:
     """By the name of their environment."""
     return {name: p.collective for name, p in self.learner.parts.items()}
 
-  def arm_directory(self, workdir: pathlib.Path, arm: str) -> pathlib.Path:
+  @staticmethod
+  def arm_directory(workdir: pathlib.Path, arm: str) -> pathlib.Path:
     """Where an arm keeps its checkpoints and metrics."""
     return workdir if arm == 'collective' else workdir / 'baselines' / arm
 
@@ -81,6 +86,18 @@ class Run:
   def init(self) -> learner_lib.LearnerState:
     """The state before the first update."""
     return self.learner.init(jax.random.key(self.config.run.seed))
+
+
+def arms(
+    run: config_lib.RunConfig | ml_collections.ConfigDict,
+) -> tuple[str, ...]:
+  """The arms that a run trains, in this order."""
+  wanted = {
+      'collective': True,
+      'solo': run.train_solo,
+      'muted': run.train_muted,
+  }
+  return tuple(arm for arm, wants in wanted.items() if wants)
 
 
 def build(
@@ -104,16 +121,7 @@ def build(
     learner = _llm_learner(resolved, collectives, workdir, progress)
   else:
     learner = _learner(resolved, collectives)
-  wanted = {
-      'collective': True,
-      'solo': resolved.run.train_solo,
-      'muted': resolved.run.train_muted,
-  }
-  return Run(
-      config=resolved,
-      learner=learner,
-      arms=tuple(arm for arm, wants in wanted.items() if wants),
-  )
+  return Run(config=resolved, learner=learner)
 
 
 def _learner(

@@ -16,20 +16,10 @@ OTHER = {
     'rlcr.aggregation': 'agent_mean',
     'policy.name': 'llm',
     'llm.dtype': 'bfloat16',
+    'evaluation.final_ms': 900_000,  # At least the first deadline.
 }
 # Leaves of which there is one value only; anything else must be refused.
 SINGLE = ('env.name', 'rlcr.incentive')
-
-
-def flat(tree, prefix=''):
-  """Leaves by dotted name."""
-  result = {}
-  for name, value in tree.items():
-    if isinstance(value, dict):
-      result |= flat(value, f'{prefix}{name}.')
-    else:
-      result[prefix + name] = value
-  return result
 
 
 def changed(**changes):
@@ -51,10 +41,11 @@ def resolved_leaves(config):
   ((name, knobs),) = tree.pop('envs').items()
   assert tree.pop('weights') == {name: 1.0}
   tree['env'] = knobs
-  return flat(tree | run) | {'policy.name': tree.pop('policy_name')}
+  leaves = config_lib.leaves(tree | run)
+  return leaves | {'policy.name': leaves['policy_name']}
 
 
-LEAVES = flat(changed().to_dict())
+LEAVES = config_lib.leaves(changed().to_dict())
 
 
 def another(name, value):
@@ -134,6 +125,8 @@ def test_the_only_value_is_the_only_one_allowed(name):
         ('policy.heads', 3, 'a divisor of policy.width='),
         ('evaluation.num_tasks', 1, '>= 2'),
         ('evaluation.deadlines', 1, '>= 2'),
+        ('evaluation.first_ms', -1, '>= 1 ms, or 0'),
+        ('evaluation.final_ms', 199_999, '>= the shortest one, 200000 ms'),
     ],
 )
 def test_a_bad_value_is_told_with_field_value_and_what_is_allowed(
@@ -204,6 +197,22 @@ def test_a_value_of_another_type_is_told(name, value):
 def test_whole_numbers_do_where_fractions_are_expected():
   config = changed(latency__spread=0, rlcr__learning_rate=1)
   assert config_lib.resolve(config).latency.spread == 0
+
+
+def test_the_evaluation_has_the_deadlines_of_training_or_its_own():
+  resolve = lambda **c: config_lib.resolve(changed(**c))
+  evaluated_ms = lambda **c: resolve(**c).test_deadlines_ms()
+  assert evaluated_ms() == (200_000, 800_000)
+  assert evaluated_ms(evaluation__first_ms=5) == (5, 800_000)
+  assert evaluated_ms(evaluation__final_ms=900_000) == (200_000, 900_000)
+
+
+def test_leaves_by_hand():
+  assert config_lib.leaves({'a': 1, 'b': {'c': {'d': 2}, 'e': 'f'}}) == {
+      'a': 1,
+      'b.c.d': 2,
+      'b.e': 'f',
+  }
 
 
 def test_json_round_trip():

@@ -163,3 +163,22 @@ def test_errors_name_field_value_and_what_is_allowed(field, value, allowed):
   assert f'deadline.{field}={value!r}' in message
   assert allowed in message
   assert '\n' not in message
+
+
+@pytest.mark.parametrize(
+    'schedule, changes, expected',
+    [
+        ('constant', {}, 50_000),
+        ('linear', {'ramp': 1.0}, 30_000),
+        ('toggle', {'toggle_every': 50}, (51 * 10_000 + 50 * 50_000) / 101),
+    ],
+)
+def test_mean_deadline_by_hand(schedule, changes, expected):
+  config = make_config(schedule, **changes)
+  assert deadlines.mean_ms(config, STEPS) == pytest.approx(expected)
+
+
+def test_mean_of_sampled_deadlines_is_about_the_middle():
+  mean_ms = deadlines.mean_ms(make_config('sampled'), STEPS)
+  # The standard error of 101 x 16 of them is 290 ms.
+  assert mean_ms == pytest.approx(30_000, abs=900)

@@ -1,5 +1,6 @@
 """Tests of the held-out evaluation, of policies that never learned."""
 
+import dataclasses
 import json
 import types
 
@@ -165,6 +166,17 @@ def test_deadlines_go_from_first_to_final(run, result):
   crossover = by['crossover_ms']
   assert crossover is None or deadline.first_ms <= crossover
   assert crossover is None or crossover <= deadline.final_ms
+
+
+def test_the_evaluation_may_have_deadlines_of_its_own(run, params):
+  own = dataclasses.replace(
+      run.config.evaluation, first_ms=30_000, final_ms=210_000
+  )
+  config = dataclasses.replace(run.config, evaluation=own)
+  other = dataclasses.replace(run, config=config)
+  result = evaluate.evaluate_params(other, {'collective': params['collective']})
+  assert result['deadline_ms'] == result['curves']['time_ms'][-1] == 210_000
+  assert result['by_deadline']['deadline_ms'] == [30_000, 210_000]
 
 
 def test_modes_without_their_arm_are_left_out(run, params):

@@ -11,14 +11,14 @@ NAN = float('nan')
 def plots(monkeypatch):
   """The plots that are drawn while a test runs."""
   axes = []
-  canvas = figures._canvas
+  canvas = figures.canvas
 
   def spy(x, y):
     figure, plot = canvas(x, y)
     axes.append(plot)
     return figure, plot
 
-  monkeypatch.setattr(figures, '_canvas', spy)
+  monkeypatch.setattr(figures, 'canvas', spy)
   return axes
 
 
@@ -82,6 +82,13 @@ def test_arms_are_drawn_in_the_colours_of_their_modes(monkeypatch):
       ('solo', [0.2]),
       ('trained muted', [0.1]),
   ]
+
+
+def test_every_column_can_be_drawn():
+  known, unknown = map(figures.trend_of, ('deadline_ms', 'turns_tell'))
+  assert (known.axis, known.scale) == ('deadline (s)', 1e-3)
+  assert (unknown.title, unknown.axis) == ('Turns tell', 'turns tell')
+  assert (unknown.column, unknown.scale) == ('turns_tell', 1.0)
 
 
 def test_deadline_is_drawn_in_seconds(plots):

@@ -64,5 +64,18 @@ def test_lines_are_read_until_one_was_cut_short(tmp_path):
     assert files.read_lines(path) == rows
 
 
+def test_the_last_whole_line_is_found(tmp_path):
+  path = tmp_path / 'a'
+  assert files.last_line(path) is None
+  path.write_text('{"step": 0')
+  assert files.last_line(path) is None
+  long = {'x': 'y' * 30_000}
+  path.write_text(''.join(f'{json.dumps(long)}\n' for _ in range(9)))
+  assert files.last_line(path) == long
+  with path.open('a') as stream:
+    stream.write('{"step": 1}\n{"step": 2, ')
+  assert files.last_line(path) == {'step': 1}
+
+
 def test_no_file_has_no_lines(tmp_path):
   assert files.read_lines(tmp_path / 'none') == []

@@ -21,6 +21,24 @@ def test_interval_of_a_mean_covers_it_95_times_in_100():
   assert 0.90 <= coverage(statistics.mean_ci95, draw, 3.0) <= 0.98
 
 
+def test_t_interval_by_hand():
+  mean, (low, high) = statistics.mean_t95([1.0, 2.0, 3.0, 4.0])
+  # t = 3.1824 for 3 degrees of freedom; s² = 5 / 3; √n = 2.
+  half = 3.1824 * (5 / 3) ** 0.5 / 2
+  assert mean == 2.5
+  np.testing.assert_allclose([low, high], [2.5 - half, 2.5 + half], rtol=1e-4)
+
+
+def test_t_interval_of_a_single_value_is_unknown():
+  mean, ends = statistics.mean_t95([0.5])
+  assert mean == 0.5 and np.isnan(ends).all()
+
+
+def test_t_interval_of_three_values_covers_the_mean_95_times_in_100():
+  draw = lambda rng: (rng.normal(3.0, 2.0, 3),)
+  assert 0.93 <= coverage(statistics.mean_t95, draw, 3.0, 2000) <= 0.97
+
+
 def test_interval_of_a_ratio_covers_it_95_times_in_100():
   def draw(rng):
     under = rng.uniform(1.0, 2.0, 64)
