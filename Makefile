@@ -5,7 +5,7 @@ VENV ?= .venv
 CONFIG ?= experiments/configs/default.py
 DEMO ?= runs/demo
 BENCHMARK ?= runs/benchmark.json
-PYTEST_FLAGS ?= -q
+PYTEST_FLAGS ?= -q --numprocesses 2 --dist loadfile
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
