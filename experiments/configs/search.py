@@ -11,4 +11,6 @@ from rlcr_jax import config as config_lib
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The configuration; `variant` is '' or 'smoke'."""
-  return default.varied(config_lib.defaults('search'), variant)
+  config = config_lib.defaults('search')
+  config.steps = 150
+  return default.varied(config, variant)
