@@ -1,7 +1,8 @@
 """Runs a sweep: every arm with every seed, and compares the arms.
 
   python -m experiments.sweep --config=experiments/configs/ablation_X.py \
-      --workdir=DIR [--parallel=2] [--dry_run] [--config.FIELD=VALUE ...]
+      --workdir=DIR [--parallel=2] [--only=ARM,ARM] [--dry_run] \
+      [--config.FIELD=VALUE ...]
 
 The configuration file has a function `get_sweep` beside `get_config`. Each unit
 is a run of `experiments.train` in a process and a folder of its own,
@@ -30,6 +31,7 @@ from rlcr_jax import sweeps
 from rlcr_jax.sweep_results import State
 
 _PARALLEL = flags.DEFINE_integer('parallel', 1, 'Units that run at once.')
+_ONLY = flags.DEFINE_list('only', [], 'Arms to run; none: all of them.')
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False, 'Print the command of every unit, and do nothing.'
 )
@@ -43,6 +45,7 @@ def main() -> int:
   require(_PARALLEL.value >= 1, 'parallel', _PARALLEL.value, '>= 1')
   workdir = cli.require_workdir()
   sweep, about = sweeps.load(path)
+  sweep = sweep.only(_ONLY.value)
   units = sweeps.units(sweep, path, overrides)
   if _DRY_RUN.value:
     for unit in units:

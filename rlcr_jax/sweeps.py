@@ -6,6 +6,7 @@ seeds. What they are is said here; how they are run is up to who starts them.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 import importlib.util
 import itertools
@@ -58,6 +59,13 @@ class Sweep:
     for name in self.arms:  # It becomes that of a folder.
       fits = re.fullmatch(r'\w[\w.,=+-]*', name) is not None
       require(fits, 'arm', name, 'made of letters, digits and any of _.,=+-')
+
+  def only(self, names: Sequence[str]) -> 'Sweep':
+    """The same with these arms alone; all of them if none is named."""
+    for name in names:
+      require(name in self.arms, 'only', name, f'one of {sorted(self.arms)}')
+    arms = {n: arm for n, arm in self.arms.items() if n in names or not names}
+    return dataclasses.replace(self, arms=arms)
 
 
 @dataclasses.dataclass(frozen=True)

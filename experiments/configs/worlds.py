@@ -1,6 +1,7 @@
 r"""Every environment with its own configuration, on three seeds.
 
-  python -m experiments.sweep --config=experiments/configs/worlds.py --workdir=DIR
+  python -m experiments.sweep \
+      --config=experiments/configs/worlds.py --workdir=DIR
 
 An arm is an environment. The table has what the collective returns at the full
 deadline, what one trained agent does, and what the scripted references do.
