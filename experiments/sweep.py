@@ -1,7 +1,7 @@
 """Runs a sweep: every arm with every seed, and compares the arms.
 
   python -m experiments.sweep --config=experiments/configs/ablation_X.py \
-      --workdir=DIR [--parallel=2] [--only=ARM,ARM] [--dry_run] \
+      --workdir=DIR [--parallel=2] [--only=ARM ...] [--dry_run] \
       [--config.FIELD=VALUE ...]
 
 The configuration file has a function `get_sweep` beside `get_config`. Each unit
@@ -31,7 +31,9 @@ from rlcr_jax import sweeps
 from rlcr_jax.sweep_results import State
 
 _PARALLEL = flags.DEFINE_integer('parallel', 1, 'Units that run at once.')
-_ONLY = flags.DEFINE_list('only', [], 'Arms to run; none: all of them.')
+_ONLY = flags.DEFINE_multi_string(
+    'only', [], 'An arm to run, given once or more; none: all of them.'
+)
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False, 'Print the command of every unit, and do nothing.'
 )

@@ -5,8 +5,7 @@ A configuration file may have, beside `get_config(variant)`, a function
 seeds. What they are is said here; how they are run is up to who starts them.
 """
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import importlib.util
 import itertools

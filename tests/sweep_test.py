@@ -132,6 +132,22 @@ def dry_run(path, capfd, *args):
   return [shlex.split(line) for line in captured.out.splitlines()]
 
 
+def test_some_of_the_arms(tmp_path, capfd):
+  path = write(tmp_path, ARMS | MORE)
+  everything = dry_run(path, capfd)
+  first, last = 'quiet,fast', 'rloo'
+  some = dry_run(path, capfd, f'--only={last}', f'--only={first}')
+  arms = [c[-1].split('/')[-2] for c in everything]
+  wanted = [
+      command
+      for command, arm in zip(everything, arms, strict=True)
+      if arm in (first, last)
+  ]
+  assert some == wanted and len(some) == 4 < len(everything)
+  with pytest.raises(NotAllowedError, match="only='nobody'.*'rloo'"):
+    sweeps.Sweep(ARMS).only(['nobody'])
+
+
 def test_printed_commands_give_the_very_units(tmp_path, capfd):
   path = write(tmp_path, ARMS | MORE)
   commands = dry_run(path, capfd, '--config.num_devices=1')
