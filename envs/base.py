@@ -136,6 +136,21 @@ class Environment(abc.ABC):
     able = legal & acts[:, None]
     return jnp.where(jnp.any(able, axis=0), jnp.argmax(able, axis=0), -1)
 
+  def reference_fact(
+      self, features: chex.Array, relations: chex.Array
+  ) -> chex.Array:
+    """What a scripted policy that has nothing to do learns ahead, [M] float32.
+
+    The largest comes first, and nothing where it is minus infinity. Unless an
+    environment says otherwise it is the fact that unlocks most.
+
+    Args:
+      features: [M, F], as in the `TargetView` of the agent.
+      relations: [M, M] bool, likewise.
+    """
+    del relations
+    return features[:, PLANNING_FEATURES.index('blocks_me')]
+
   @abc.abstractmethod
   def land(
       self,

@@ -168,6 +168,22 @@ class Pipeline(base.Environment):
         relations=jnp.asarray(needs),
     )
 
+  def reference_fact(
+      self, features: chex.Array, relations: chex.Array
+  ) -> chex.Array:
+    """What makes a pair with a result that the agent knows.
+
+    So each of the merges, which follow one another, finds an agent who is ready
+    for it; and whoever has a pair already keeps free until its turn comes.
+    """
+    columns = features.T
+    at = lambda name: columns[_FEATURES.index(name)]
+    waits = (at('mapped') > 0) & (at('merged') == 0)
+    pairs = waits & (at('missing') == 1)
+    completes = jnp.sum(relations & pairs[:, None], axis=0)
+    ready = jnp.sum(waits & (at('missing') == 0)) > 0
+    return jnp.where(ready, -jnp.inf, completes.astype(jnp.float32))
+
   def land(
       self,
       task: Task,

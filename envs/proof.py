@@ -16,6 +16,7 @@ the other, and the work is perfectly parallel.
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import chex
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 ATTEMPT, STUDY = 0, 1
+_BITS = 32  # Of a word.
 
 _FEATURES = (
     *base.PLANNING_FEATURES,
@@ -39,9 +41,13 @@ _FEATURES = (
 
 
 class Task(NamedTuple):
-  """One theorem. All but `true` and `credit` is public."""
+  """One theorem. All but `true` and `credit` is public.
 
-  routes: chex.Array  # [M, A, M] bool: the lemmas of each; none: no route.
+  A set of lemmas is W words of 32 bits, by which `view` is several times as
+  fast as by masks [M]; see `pack` and `unpack`.
+  """
+
+  routes: chex.Array  # [W, A, M] uint32: the lemmas of each; none: no route.
   layer: chex.Array  # [M] int32, from 0 to `depth`, that of the theorem.
   chance: chex.Array  # [M] float32, that an attempt succeeds.
   private: chex.Array  # [M] bool: is its fact known by those who know only?
@@ -62,19 +68,69 @@ class _State(NamedTuple):
   known: chex.Array  # [M] bool: it knows the proof or the refutation.
   dead: chex.Array  # [M] bool: it knows that it is refuted.
   open: chex.Array  # [M] bool: unresolved, and a route of it is ready.
-  ready: chex.Array  # [M, A] bool: routes whose lemmas are all proved.
-  lacks: chex.Array  # [M, A] int32, proofs on each route that it must learn.
+  ready: chex.Array  # [A, M] bool: routes whose lemmas are all proved.
+  lacks: chex.Array  # [A, M] int32, proofs on each route that it must learn.
   missing: chex.Array  # [M] int32, fewest over the routes that are ready.
 
 
-def _on(routes: chex.Array, lemmas: chex.Array) -> chex.Array:
-  """Sums a number per lemma [M] over each route, [M, A]."""
-  return jnp.sum(jnp.where(routes, lemmas[None, None, :], 0), axis=2)
+def _places(rank: int) -> chex.Array:
+  """The numbers of the bits of a word, along the last of `rank` axes."""
+  return jnp.arange(_BITS, dtype=jnp.uint32).reshape((1,) * (rank - 1) + (-1,))
+
+
+def pack(lemmas: chex.Array) -> chex.Array:
+  """Sets of lemmas [..., M] bool as words [W, ...] uint32."""
+  bits = jnp.uint32(1) << _places(lemmas.ndim)
+  words = []
+  for start in range(0, lemmas.shape[-1], _BITS):
+    part = lemmas[..., start : start + _BITS]
+    bit = jnp.where(part, bits[..., : part.shape[-1]], jnp.uint32(0))
+    words.append(jnp.sum(bit, axis=-1, dtype=jnp.uint32))
+  return jnp.stack(words)
+
+
+def unpack(words: chex.Array, lemmas: int) -> chex.Array:
+  """The sets [..., M] bool of words [W, ...], for M `lemmas`."""
+  masks = [(word[..., None] >> _places(words.ndim)) & 1 for word in words]
+  return jnp.concatenate(masks, axis=-1)[..., :lemmas] > 0
 
 
 def _exist(routes: chex.Array) -> chex.Array:
-  """[M, A] bool: there is such a route."""
-  return jnp.sum(routes, axis=2) > 0
+  """[A, M] bool: there is such a route."""
+  return jnp.sum(routes, axis=0) > 0
+
+
+def _count(routes: chex.Array, lemmas: chex.Array) -> chex.Array:
+  """[A, M] int32, how many of some lemmas [M] bool are on each route."""
+  common = routes & pack(lemmas)[:, None, None]
+  return jnp.sum(jax.lax.population_count(common), axis=0, dtype=jnp.int32)
+
+
+def _total(routes: chex.Array, numbers: chex.Array) -> chex.Array:
+  """Sums numbers of lemmas, [M] float32, over each route, [A, M] float32.
+
+  Term by term: CPUs vectorise these, and not a sum over an axis.
+  """
+  on = lambda j: routes[j // _BITS] & jnp.uint32(1 << j % _BITS) != 0
+  terms = (jnp.where(on(j), x, 0.0) for j, x in enumerate(numbers))
+  return functools.reduce(jnp.add, terms)
+
+
+def _union(routes: chex.Array, chosen: chex.Array) -> chex.Array:
+  """[M, M] bool: row i names the lemmas on its routes `chosen` [A, M] bool."""
+  some = jnp.where(chosen[None, :, :], routes, jnp.uint32(0))
+  ways = [some[:, a] for a in range(some.shape[1])]
+  return unpack(functools.reduce(jnp.bitwise_or, ways), routes.shape[2])
+
+
+def _largest(numbers: chex.Array, axis: int) -> chex.Array:
+  """The maximum of floats >= 0, which are in the order of their bits.
+
+  CPUs vectorise a maximum of integers, and not of floats: they may be no
+  numbers.
+  """
+  bits = jax.lax.bitcast_convert_type(numbers, jnp.int32)
+  return jax.lax.bitcast_convert_type(jnp.max(bits, axis=axis), jnp.float32)
 
 
 def _route_costs(
@@ -83,30 +139,33 @@ def _route_costs(
     proved: chex.Array,
     dead: chex.Array,
     depth: int,
-) -> chex.Array:
+) -> tuple[chex.Array, chex.Array]:
   """Attempts, on average, that the unproved lemmas of each route need.
 
   A lemma that two others use is counted twice, so the costs are those of trees.
 
   Args:
-    routes: [M, A, M] bool.
+    routes: [W, A, M] uint32.
     effort: [M] float32, attempts that a lemma needs.
     proved: [M] bool, lemmas that cost nothing any more.
     dead: [M] bool, lemmas that cannot be proved.
     depth: layer of the theorem.
 
   Returns:
-    [M, A] float32, infinite where there is no way.
+    [A, M] float32, and [A, M] bool: does a way lead there? If not, or where
+    there is no route, the costs are infinite.
   """
   exist = _exist(routes)
-  founded = jnp.sum(exist, axis=1) == 0  # Needs nothing.
+  founded = jnp.sum(exist, axis=0) == 0  # Needs nothing.
   own = jnp.where(dead, jnp.inf, effort)
   cost = jnp.where(proved, 0.0, own)
   for _ in range(max(depth, 1)):
-    by_route = jnp.where(exist, _on(routes, cost), jnp.inf)
-    best = jnp.where(founded, 0.0, jnp.min(by_route, axis=1))
+    by_route = jnp.where(exist, _total(routes, cost), jnp.inf)
+    # Not by `by_route`, which XLA would compute anew wherever it is of use.
+    alive = exist & (_count(routes, jnp.isinf(cost)) == 0)
+    best = jnp.where(founded, 0.0, jnp.min(by_route, axis=0))
     cost = jnp.where(proved, 0.0, own + best)
-  return by_route
+  return by_route, alive
 
 
 def _pull_down(
@@ -115,16 +174,17 @@ def _pull_down(
   """How strongly each lemma is pulled at from the theorem down, [M] float32.
 
   Args:
-    routes: [M, A, M] bool.
-    pull: [M, A] float32, how much of its own pull a lemma puts on each route.
+    routes: [W, A, M] uint32.
+    pull: [A, M] float32, how much of its own pull a lemma puts on each route.
     top: [M] float32, the pull at the theorem, and 0.
     depth: layer of the theorem.
   """
+  on = unpack(routes, routes.shape[2])  # [A, M, M]
+  along = _largest(jnp.where(on, pull[:, :, None], 0.0), axis=0)
   pulled = top
   for _ in range(depth):
-    along = (pull * pulled[:, None])[:, :, None]  # [M, A, 1]
-    strongest = jnp.max(jnp.where(routes, along, 0.0), axis=(0, 1))
-    pulled = jnp.maximum(top, strongest)
+    pulled = _largest(along * pulled[:, None], axis=0)
+    pulled = jnp.maximum(top, pulled)
   return pulled
 
 
@@ -208,7 +268,8 @@ class Proof(base.Environment):
     chance = jax.random.uniform(
         key_chance, (m,), minval=self.min_chance, maxval=1.0
     )
-    routes = self._sample_routes(key_routes, layer, true)
+    routes = self._sample_routes(key_routes, layer, true)  # [M, A, M]
+    routes = pack(routes.swapaxes(0, 1))
     return Task(
         routes=routes,
         layer=layer,
@@ -232,7 +293,13 @@ class Proof(base.Environment):
     sound = true[:, None] & (jnp.arange(a) == 0)[None, :]  # [M, A]
     may = one_down[:, None, :] & (true[None, None, :] | ~sound[:, :, None])
     draw = jax.random.uniform(key_draw, (m, a, m))
-    rank = jnp.argsort(jnp.argsort(jnp.where(may, draw, 1.0)))
+    draw = jnp.where(may, draw, 1.0)
+    # Of equal draws the first is less. It is faster than to sort them.
+    one, other = draw[:, :, :, None], draw[:, :, None, :]
+    less = (other < one) | (
+        (other == one) & np.tri(m, k=-1, dtype=bool)[None, None]
+    )
+    rank = jnp.sum(less, axis=3)
     size = jax.random.randint(
         key_size, (m, a), self.min_premises, self.max_premises + 1
     )
@@ -258,9 +325,9 @@ class Proof(base.Environment):
   ) -> chex.Array:
     """Shares [M] of the cheapest proof, by attempts that its lemmas need."""
     effort, proved = 1.0 / chance, jnp.zeros_like(true)
-    costs = _route_costs(routes, effort, proved, ~true, self.depth)
-    cheapest = jnp.argmin(costs, axis=1)[:, None]
-    takes = jnp.arange(self.alternatives)[None, :] == cheapest
+    costs, _ = _route_costs(routes, effort, proved, ~true, self.depth)
+    cheapest = jnp.argmin(costs, axis=0)[None, :]
+    takes = jnp.arange(self.alternatives)[:, None] == cheapest
     top = (layer == self.depth).astype(jnp.float32)
     shares = effort * _pull_down(
         routes, takes.astype(jnp.float32), top, self.depth
@@ -277,11 +344,11 @@ class Proof(base.Environment):
     known = resolved & (knows | ~task.private)
     dead = world.refuted & known
     exist = _exist(task.routes)
-    ready = exist & (_on(task.routes, ~world.proved) == 0)
-    startable = (jnp.sum(ready, axis=1) > 0) | (jnp.sum(exist, axis=1) == 0)
-    lacks = _on(task.routes, task.private & ~known)
+    ready = exist & (_count(task.routes, ~world.proved) == 0)
+    startable = (jnp.sum(ready, axis=0) > 0) | (jnp.sum(exist, axis=0) == 0)
+    lacks = _count(task.routes, task.private & ~known)
     most = jnp.iinfo(jnp.int32).max
-    fewest = jnp.min(jnp.where(ready, lacks, most), axis=1)
+    fewest = jnp.min(jnp.where(ready, lacks, most), axis=0)
     return _State(
         known=known,
         dead=dead,
@@ -292,7 +359,12 @@ class Proof(base.Environment):
     )
 
   def _need(
-      self, task: Task, world: World, state: _State, costs: chex.Array
+      self,
+      task: Task,
+      world: World,
+      state: _State,
+      costs: chex.Array,
+      alive: chex.Array,
   ) -> chex.Array:
     """How much the theorem needs each unresolved lemma, [M] from 0 to 1.
 
@@ -302,9 +374,9 @@ class Proof(base.Environment):
     needed.
     """
     waits = ~(world.proved | state.dead | state.open)
-    alive = jnp.isfinite(costs) & waits[:, None]  # [M, A]
+    alive &= waits[None, :]  # [A, M]
     costs = jnp.where(alive, costs, jnp.inf)
-    best = jnp.min(costs, axis=1, keepdims=True)
+    best = jnp.min(costs, axis=0, keepdims=True)
     share = jnp.where(alive, best, 0.0) / jnp.where(alive, costs, 1.0)
     top = (task.layer == self.depth).astype(jnp.float32)
     need = _pull_down(task.routes, share, top, self.depth)
@@ -317,18 +389,20 @@ class Proof(base.Environment):
     chex.assert_shape(knows, (m,))
     state = self._state(task, world, knows)
     effort = 1.0 / task.chance
-    costs = _route_costs(routes, effort, world.proved, state.dead, self.depth)
-    need = self._need(task, world, state, costs)
+    costs, alive = _route_costs(
+        routes, effort, world.proved, state.dead, self.depth
+    )
+    need = self._need(task, world, state, costs, alive)
     height = task.layer / max(self.depth, 1)
     unresolved = ~world.proved & ~state.dead
     theorem = task.layer == self.depth
     # Row i: what would make i ready for this agent; what i may be built on.
-    fewest = state.ready & (state.lacks == state.missing[:, None])
-    fewest &= (state.open & (need > 0))[:, None]
-    alive = jnp.isfinite(costs) & (need > 0)[:, None]
-    on = lambda some: jnp.sum(routes & some[:, :, None], axis=1) > 0  # [M, M]
-    blocks_me = jnp.sum(on(fewest), axis=0) * (task.private & ~state.known)
-    wanted = jnp.sum(on(alive), axis=0)
+    fewest = state.ready & (state.lacks == state.missing[None, :])
+    fewest &= (state.open & (need > 0))[None, :]
+    alive &= (need > 0)[None, :]
+    blocks_me = jnp.sum(_union(routes, fewest), axis=0)
+    blocks_me *= task.private & ~state.known
+    wanted = jnp.sum(_union(routes, alive), axis=0)
     proving = jnp.sum(theorem & ~world.proved)
     wanted = jnp.where(state.dead, proving, wanted) * task.private
     columns = (
@@ -344,15 +418,15 @@ class Proof(base.Environment):
         state.dead,
         state.known,
         height,
-        jnp.sum(state.ready, axis=1) / self.alternatives,
+        jnp.sum(state.ready, axis=0) / self.alternatives,
         theorem,
     )
     attemptable = state.open & (state.missing == 0)
     studiable = world.proved & ~state.known
     return base.TargetView(
         features=base.features(columns),
-        legal=jnp.stack([attemptable, studiable]),
-        relations=jnp.sum(routes, axis=1) > 0,
+        legal=base.table([attemptable, studiable]),
+        relations=_union(routes, jnp.ones_like(state.ready)),
     )
 
   def reference_verb(
@@ -408,12 +482,13 @@ class Proof(base.Environment):
     """
     never = 2 * self.num_lemmas  # More than there are.
     exist = _exist(task.routes)
+    routes = unpack(task.routes, self.num_lemmas)  # [A, M, M]
     fewest = jnp.where(task.true, 1, never)
     for _ in range(self.depth):
-      on = jnp.where(task.routes, fewest[None, None, :], 0)
-      by_route = jnp.sum(task.routes, axis=2) + jnp.max(on, axis=2)
-      best = jnp.min(jnp.where(exist, by_route, never), axis=1)
-      best = jnp.where(jnp.sum(exist, axis=1) == 0, 1, best)
+      on = jnp.where(routes, fewest[None, None, :], 0)
+      by_route = jnp.sum(routes, axis=2) + jnp.max(on, axis=2)
+      best = jnp.min(jnp.where(exist, by_route, never), axis=0)
+      best = jnp.where(jnp.sum(exist, axis=0) == 0, 1, best)
       fewest = jnp.where(task.true, best, never)
     return jnp.sum(jnp.where(task.layer == self.depth, fewest, 0))
 
@@ -450,6 +525,7 @@ class Proof(base.Environment):
 
   def describe(self, task: Task) -> str:
     task = jax.tree.map(np.asarray, task)
+    ways = np.asarray(unpack(task.routes, self.num_lemmas))
     theorem = int(np.argmax(task.layer))
     lines = [
         f'A theorem, {theorem}, and {self.num_lemmas - 1} lemmas, some of which'
@@ -458,7 +534,7 @@ class Proof(base.Environment):
         ' is proved or, if it is false, refuted.'
     ]
     for i in range(self.num_lemmas):
-      routes = [np.flatnonzero(route) for route in task.routes[i]]
+      routes = [np.flatnonzero(route) for route in ways[:, i]]
       routes = [' and '.join(map(str, route)) for route in routes if len(route)]
       name = 'the theorem, ' if i == theorem else ''
       seen = 'private' if task.private[i] else 'public'

@@ -12,6 +12,7 @@ act as a fresh network does, or at random:
                     every collective is evaluated at every tick / packed loop
   turns_per_s       turns per second of the simulator alone: hire all, otherwise
                     uniformly random, no network
+  turns_vs_software the same in every environment / in `software`
   peak_memory_gib   of the process (resident set)
 """
 
@@ -26,6 +27,8 @@ import time
 from typing import Any
 
 from absl import flags
+from envs import base
+from envs import registry
 from experiments import cli
 import jax
 import jax.numpy as jnp
@@ -111,15 +114,17 @@ def play_dense(collective, policy, params, tasks, rules, keys, ticks: int):
   return jax.lax.scan(tick, states, jnp.arange(ticks))[0]
 
 
+def _seconds(call: Callable[[], Any]) -> float:
+  """Wall clock of a call."""
+  began = time.perf_counter()
+  jax.block_until_ready(call())
+  return time.perf_counter() - began
+
+
 def _median_seconds(call: Callable[[], Any], repeats: int) -> float:
   """Median wall clock of a call, after one that compiles."""
   jax.block_until_ready(call())
-  times = []
-  for _ in range(repeats):
-    began = time.perf_counter()
-    jax.block_until_ready(call())
-    times.append(time.perf_counter() - began)
-  return statistics.median(times)
+  return statistics.median(_seconds(call) for _ in range(repeats))
 
 
 class Benchmark:
@@ -164,9 +169,7 @@ class Benchmark:
     seconds = _median_seconds(call, self.repeats)
     return seconds, int(call().rollouts.decisions)
 
-  def _play(
-      self, params, policy, chunk_size, capacity, index, rules, group_size=0
-  ):
+  def _play(self, params, policy, chunk_size, capacity, index, rules):
     return rollout.play_groups(
         self.collective,
         policy,
@@ -174,7 +177,7 @@ class Benchmark:
         jax.random.key(1),
         index,
         rules,
-        group_size=group_size or self.config.group_size,
+        group_size=self.config.group_size,
         chunk_size=chunk_size,
         capacity=capacity,
     )
@@ -253,19 +256,46 @@ class Benchmark:
     call = self._sharded(both)
     return _median_seconds(lambda: call(rows, count), self.repeats)
 
-  def simulator(self) -> float:
-    """Turns per second of random agents in full teams, without a network."""
+  def _simulator(self, env: base.Environment) -> Callable[[], Any]:
+    """Plays random agents in full teams, without a network."""
     tasks = _SIMULATED * self.mesh.size  # One rollout each.
-    policy = HireAll(scripted.RandomPolicy(self.collective))
+    collective = dataclasses.replace(self.collective, env=env)
+    policy = HireAll(scripted.RandomPolicy(collective))
     rules = jax.tree.map(lambda x: jnp.resize(x, (tasks,)), self.rules)
 
     def play(params, index, rules):
-      played = self._play(params, policy, _SIMULATED, 0, index, rules, 1)[0]
+      played = rollout.play_groups(
+          collective,
+          policy,
+          params,
+          jax.random.key(1),
+          index,
+          rules,
+          group_size=1,
+          chunk_size=_SIMULATED,
+      )[0]
       return played.progress, played.decisions[None]
 
     call = self._sharded(play)
-    run = lambda: call(jnp.arange(tasks), rules)
-    return float(run()[1].sum()) / _median_seconds(run, self.repeats)
+    return lambda: call(jnp.arange(tasks), rules)[1]
+
+  def simulators(self) -> dict[str, float]:
+    """Turns per second in every environment.
+
+    They are timed in alternation: other load on the machine meets them all.
+    """
+    envs = {name: registry.make(name) for name in registry.names()}
+    envs[self.env] = self.collective.env
+    calls = {name: self._simulator(env) for name, env in envs.items()}
+    turns = {name: int(call().sum()) for name, call in calls.items()}
+    times = [
+        {name: _seconds(call) for name, call in calls.items()}
+        for _ in range(self.repeats)
+    ]
+    return {
+        name: count / statistics.median(row[name] for row in times)
+        for name, count in turns.items()
+    }
 
 
 def measure(run: train.Run, repeats: int) -> dict[str, Any]:
@@ -274,12 +304,16 @@ def measure(run: train.Run, repeats: int) -> dict[str, Any]:
   update_s, decided = bench.full_update()
   bare_s = bench.bare_network()
   packed_s, dense_s = bench.packed(), bench.dense()
+  turns = bench.simulators()
   peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   return {
       'decisions_per_s': decided / update_s,
       'efficiency': min(bare_s.values()) / update_s,
       'packed_vs_dense': dense_s / packed_s,
-      'turns_per_s': bench.simulator(),
+      'turns_per_s': turns[bench.env],
+      'turns_vs_software': {
+          name: speed / turns['software'] for name, speed in turns.items()
+      },
       'peak_memory_gib': peak_kib / 2**20,
       'decisions_per_update': decided,
       'seconds': {
@@ -306,7 +340,9 @@ def main() -> None:
   table = Table(title='Benchmark')
   table.add_column('figure')
   table.add_column('value', justify='right')
-  for name, value in result.items():
+  ratios = result['turns_vs_software']
+  ratios = {f'turns_vs_software, {name}': x for name, x in ratios.items()}
+  for name, value in (result | ratios).items():
     if isinstance(value, (int, float)):
       table.add_row(name, f'{value:,.2f}')
   cli.CONSOLE.print(table)

@@ -6,6 +6,7 @@ import pathlib
 import sys
 
 from absl.testing import flagsaver
+from envs import registry
 from experiments import benchmark
 from experiments import cli
 import jax
@@ -104,6 +105,9 @@ def test_all_figures_are_positive_numbers(run, tmp_path, monkeypatch):
   result = json.loads(path.read_text(encoding='utf-8'))
   for name in FIGURES:
     assert math.isfinite(result[name]) and result[name] > 0, name
+  ratios = result['turns_vs_software']
+  assert set(ratios) == set(registry.names()) and ratios['software'] == 1.0
+  assert all(math.isfinite(x) and x > 0 for x in ratios.values())
   assert result['decisions_per_update'] > 0
   assert result['rollouts'] == 16 and result['hardware']['devices'] == 1
   bare = result['seconds'].pop('bare_network_by_chunk_size')

@@ -7,7 +7,6 @@ merging    0   0, 1   1, 2   2, 3   takes these results
 """
 
 import dataclasses
-import functools
 import itertools
 
 from envs import base
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import collective as collective_lib
+from tests import worlds
 
 MAP, MERGE, FETCH = pipeline.MAP, pipeline.MERGE, pipeline.FETCH
 ENV = pipeline.Pipeline(num_shards=4)
@@ -381,21 +380,14 @@ def test_the_fastest_schedules_reach_the_bounds_and_none_is_faster(
   assert ends == fastest(env, agents, costs)
 
 
-@functools.cache
-def sample(env):
-  """64 tasks as numpy arrays."""
-  keys = jax.random.split(jax.random.key(5), 64)
-  return jax.device_get(jax.vmap(env.sample_task)(keys))
-
-
 @pytest.mark.parametrize('coupling', [0.0, 0.25, 1.0])
 def test_coupling_is_the_share_of_private_results(coupling):
-  share = sample(pipeline.Pipeline(coupling=coupling)).private.mean()
+  share = worlds.sample(pipeline.Pipeline(coupling=coupling)).private.mean()
   assert share == (pytest.approx(0.25, abs=0.05) if coupling % 1 else coupling)
 
 
 def test_records_take_all_values_of_their_range():
-  records = sample(pipeline.Pipeline(max_records=4)).records
+  records = worlds.sample(pipeline.Pipeline(max_records=4)).records
   assert np.unique(records).tolist() == [1, 2, 3, 4]
 
 
@@ -414,14 +406,6 @@ def test_the_cost_of_a_shard_is_divided(share, mapping, merging):
   assert [verb.learns for verb in verbs] == [False, False, True]
 
 
-def _sampled(env):
-  return jax.tree.map(np.ndarray.tolist, sample(env))
-
-
-def _shortest(env):
-  return collective_lib.Collective(env).shortest_turn_ms()
-
-
 def _can_be_mapped(env):
   return legal([], env=env)[MAP]
 
@@ -430,54 +414,24 @@ def _can_be_merged(env):
   return legal([0], known=[0], env=env)[MERGE]
 
 
-# Knob: another value, and what it changes.
-KNOBS = {
-    'num_shards': (5, _sampled),
-    'serial_fraction': (0.5, _shortest),
-    'map_capacity': (1, _can_be_mapped),
-    'barrier': (True, _can_be_merged),
-    'coupling': (0.0, _sampled),
-    'awareness': (True, lambda env: env.awareness),
-    'max_records': (9, _sampled),
-    'shard_tokens': (5000.0, _shortest),
-    'shard_tool_ms': (30_000, _shortest),
-    'fetch_tokens': (4000.0, _shortest),
-    'fetch_tool_ms': (20_000, _shortest),
-}
-
-
-def test_the_knobs_are_all_tested():
-  assert list(KNOBS) == [f.name for f in dataclasses.fields(ENV)]
-
-
-@pytest.mark.parametrize('knob', KNOBS)
-def test_every_knob_changes_something(knob):
-  value, observe = KNOBS[knob]
-  other = dataclasses.replace(ENV, **{knob: value})
-  assert observe(other) != observe(ENV)
-
-
-@pytest.mark.parametrize(
-    'knob, value, allowed',
-    [
+test_every_knob_changes_something = worlds.each_changes_something(
+    ENV,
+    num_shards=(5, worlds.sampled),
+    serial_fraction=(0.5, worlds.shortest),
+    map_capacity=(1, _can_be_mapped),
+    barrier=(True, _can_be_merged),
+    max_records=(9, worlds.sampled),
+)
+test_a_bad_knob_is_an_error_that_says_what_is_allowed = (
+    worlds.bad_ones_are_refused(
+        pipeline.Pipeline,
         ('num_shards', 0, '>= 1'),
         ('max_records', 0, '>= 1'),
         ('serial_fraction', -0.1, 'from 0 to 1'),
         ('serial_fraction', 1.1, 'from 0 to 1'),
-        ('coupling', 1.5, 'from 0 to 1'),
-        ('coupling', float('nan'), 'from 0 to 1'),
         ('map_capacity', -1, '>= 0'),
-        ('shard_tokens', 0.5, '>= 1 token'),
-        ('fetch_tokens', 0, '>= 1 token'),
-        ('shard_tool_ms', -1, '>= 0'),
-        ('fetch_tool_ms', -5, '>= 0'),
-    ],
+    )
 )
-def test_a_bad_knob_is_an_error_that_says_what_is_allowed(knob, value, allowed):
-  with pytest.raises(ValueError) as error:
-    pipeline.Pipeline(**{knob: value})
-  message = f'env.{knob}={value!r} is not allowed: it must be {allowed}.'
-  assert str(error.value) == message
 
 
 def test_a_task_as_text():

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import collective as collective_lib
+from tests import worlds
 
 ATTEMPT, STUDY = proof.ATTEMPT, proof.STUDY
 ENV = proof.Proof(
@@ -34,17 +34,17 @@ def lemmas(*which):
   return jnp.zeros((7,), bool).at[jnp.array(which, int)].set(True)
 
 
-def route_masks(routes):
-  """[M, A, M] bool, from lists of lemmas."""
-  masks = np.zeros((7, 2, 7), bool)
+def packed(routes):
+  """Lists of lemmas, as they are in a task."""
+  masks = np.zeros((2, 7, 7), bool)
   for lemma, ways in routes.items():
     for i, way in enumerate(ways):
-      masks[lemma, i, way] = True
-  return jnp.array(masks)
+      masks[i, lemma, way] = True
+  return proof.pack(jnp.array(masks))
 
 
 TASK = proof.Task(
-    routes=route_masks(ROUTES),
+    routes=packed(ROUTES),
     layer=jnp.array([0, 0, 0, 1, 1, 1, 2], jnp.int32),
     chance=jnp.array([0.5, 1.0, 0.5, 1.0, 0.5, 1.0, 1.0]),
     private=~lemmas(1, 5),
@@ -167,6 +167,45 @@ def test_the_proofs_of_the_best_known_route_are_missing():
   assert look_(known=[0])['blocks_me'] == [0, 2, 1, 0, 0, 0, 0]
   assert look_(known=[2])['missing'] == [0, 0, 0, 0, 1, 0, 0]
   assert look_(known=[0, 1])['missing'] == [0] * 7
+
+
+@pytest.mark.parametrize(
+    'proved, refuted, useful',
+    [
+        ([], [], [0, 1, 2, 3, 4, 5, 6]),
+        ([0], [], [1, 2, 3, 4, 5, 6]),  # 5 is open, and 2 is left to 3.
+        ([0, 1], [], [3, 4, 5, 6]),
+        ([3], [], [0, 1, 2, 4, 5, 6]),
+        ([5], [], [6]),
+        ([], [1], [0, 2, 5, 6]),  # 4 is dead with it, and 3 of no use then.
+        ([], [2], [0, 1, 3, 4, 5, 6]),
+        ([], [4], [0, 2, 5, 6]),
+        ([], [5], [0, 1, 2, 3, 4, 6]),
+        ([], [2, 5], [0, 1, 3, 4, 6]),
+        ([3], [5], [1, 4, 6]),
+        ([], [4, 5], [6]),  # No way leads there.
+        ([2, 5, 6], [], []),
+    ],
+)
+def test_what_only_feeds_dead_or_finished_lemmas_is_of_no_use(
+    proved, refuted, useful
+):
+  column = look(proved, refuted, range(7))
+  assert np.flatnonzero(column['priority']).tolist() == useful
+  assert np.flatnonzero(column['value']).tolist() == useful
+
+
+def test_a_fact_blocks_the_useful_lemmas_that_it_would_unlock():
+  everything = TASK._replace(private=~lemmas())
+  blocks = lambda *args: look(*args, task=everything)['blocks_me']
+  assert blocks([0, 2]) == [1, 0, 2, 0, 0, 0, 0]  # 5 by either; 3 by 2.
+  assert blocks([0, 2], [], [0]) == [0, 0, 1, 0, 0, 0, 0]  # 5 is unlocked.
+  assert blocks([0, 2], [], [2]) == [0] * 7
+  # 5 is dead, for those who know; so 3 and 4 are needed, and 0 for 3 only.
+  assert blocks([0, 1, 2], [5], [5]) == [0, 1, 1, 0, 0, 0, 0]
+  assert blocks([0, 1, 2], [5]) == [1, 1, 2, 0, 0, 0, 0]
+  # Nothing but the theorem is of use.
+  assert blocks([0, 1, 2, 3, 4]) == [0, 0, 0, 1, 1, 0, 0]
 
 
 def test_proofs_for_lemmas_of_no_use_block_nobody():
@@ -401,11 +440,11 @@ def test_what_is_hidden_does_not_show(proved, known):
 
 def test_a_refutation_does_not_show_to_those_who_do_not_know_it():
   knows = lemmas(0)
-  worlds = found([0, 1]), found([0, 1], [2])
-  views = [ENV.view(TASK, world, knows) for world in worlds]
+  pair = found([0, 1]), found([0, 1], [2])
+  views = [ENV.view(TASK, world, knows) for world in pair]
   jax.tree.map(np.testing.assert_array_equal, *views)
   texts = [
-      ENV.describe_view(TASK, world, knows, views[0].legal) for world in worlds
+      ENV.describe_view(TASK, world, knows, views[0].legal) for world in pair
   ]
   assert texts[0] == texts[1]
 
@@ -418,11 +457,23 @@ def test_without_coupling_it_does_not_matter_what_one_was_told():
   assert not views[0].legal[STUDY].any()
 
 
+@pytest.mark.parametrize('lemmas', [1, 22, 32, 33, 70])
+def test_sets_of_lemmas_as_words(lemmas):
+  masks = np.random.default_rng(0).random((3, 2, lemmas)) < 0.5
+  words = proof.pack(jnp.array(masks))
+  assert words.shape == (-(-lemmas // 32), 3, 2) and words.dtype == np.uint32
+  number = sum(int(word) << 32 * i for i, word in enumerate(words[:, 2, 1]))
+  assert number == sum(1 << i for i in np.flatnonzero(masks[2, 1]).tolist())
+  np.testing.assert_array_equal(proof.unpack(words, lemmas), masks)
+
+
 @functools.cache
 def sample(env, count=64):
-  """Tasks as numpy arrays."""
-  keys = jax.random.split(jax.random.key(5), count)
-  return jax.device_get(jax.vmap(env.sample_task)(keys))
+  """Tasks as numpy arrays, with routes as masks [tasks, M, A, M]."""
+  tasks = worlds.sample(env, count)
+  masks = jax.vmap(lambda words: proof.unpack(words, env.num_lemmas))
+  routes = np.asarray(masks(tasks.routes)).swapaxes(1, 2)
+  return tasks._replace(routes=routes)
 
 
 SAMPLED = (
@@ -431,6 +482,7 @@ SAMPLED = (
     proof.Proof(num_lemmas=12, width=4, alternatives=3, false_share=0.6),
     proof.Proof(num_lemmas=5, width=1, alternatives=2),
     proof.Proof(num_lemmas=6, width=3, false_share=1.0, max_premises=9),
+    proof.Proof(num_lemmas=34, width=33),  # Sets of two words.
 )
 
 
@@ -494,7 +546,7 @@ def proofs(task, i):
 @pytest.mark.parametrize('env', SAMPLED)
 def test_credit_and_the_fewest_attempts_are_those_of_all_proofs(env):
   tasks = sample(env)
-  few = jax.tree.map(lambda x: x[:12], tasks)
+  few = jax.tree.map(lambda x: x[:12], worlds.sample(env))
   fewest = jax.device_get(jax.vmap(env._fewest_attempts)(few))
   tight = 0
   for k in range(12):
@@ -554,7 +606,6 @@ def test_the_place_of_a_route_does_not_tell_that_it_is_sound():
 @pytest.mark.parametrize(
     'knobs',
     [
-        {},
         {'num_lemmas': 1, 'width': 1},
         {
             'num_lemmas': 6,
@@ -570,86 +621,31 @@ def test_it_conforms(knobs):
   conformance.check_environment(proof.Proof(**knobs))
 
 
-def _sampled(env):
-  return jax.tree.map(np.ndarray.tolist, sample(env))
-
-
-def _shortest(env):
-  return collective_lib.Collective(env).shortest_turn_ms()
-
-
-def _in_flight_is_visible(env):
-  return collective_lib.Collective(env).rules(60_000).awareness.tolist()
-
-
-# Knob: another value, and what it changes.
-KNOBS = {
-    'num_lemmas': (8, _sampled),
-    'width': (2, _sampled),
-    'alternatives': (3, _sampled),
-    'min_premises': (2, _sampled),
-    'max_premises': (3, _sampled),
-    'false_share': (0.6, _sampled),
-    'min_chance': (0.6, _sampled),
-    'coupling': (0.0, _sampled),
-    'awareness': (True, _in_flight_is_visible),
-    'attempt_tokens': (3000.0, _shortest),
-    'attempt_tool_ms': (5000, _shortest),
-    'study_tokens': (2000.0, _shortest),
-    'study_tool_ms': (5000, _shortest),
-}
-
-
-def test_the_knobs_are_all_tested():
-  assert list(KNOBS) == [f.name for f in dataclasses.fields(ENV)]
-
-
-@pytest.mark.parametrize('knob', KNOBS)
-def test_every_knob_changes_something(knob):
-  value, observe = KNOBS[knob]
-  other = dataclasses.replace(ENV, **{knob: value})
-  assert observe(other) != observe(ENV)
-
-
-@pytest.mark.parametrize(
-    'knobs, message',
-    [
-        ({'num_lemmas': 0}, 'num_lemmas=0 {}: it must be >= 1.'),
-        ({'width': 0}, 'width=0 {}: it must be from 1 to num_lemmas=22.'),
-        ({'width': 23}, 'width=23 {}: it must be from 1 to num_lemmas=22.'),
-        ({'alternatives': 0}, 'alternatives=0 {}: it must be >= 1.'),
-        ({'min_premises': 0}, 'min_premises=0 {}: it must be >= 1.'),
-        (
-            {'max_premises': 1},
-            'max_premises=1 {}: it must be >= min_premises=2.',
-        ),
-        ({'false_share': 1.1}, 'false_share=1.1 {}: it must be from 0 to 1.'),
-        (
-            {'min_chance': 0.0},
-            'min_chance=0.0 {}: it must be above 0 and at most 1.',
-        ),
-        (
-            {'min_chance': 1.1},
-            'min_chance=1.1 {}: it must be above 0 and at most 1.',
-        ),
-        (
-            {'min_chance': float('nan')},
-            'min_chance=nan {}: it must be above 0 and at most 1.',
-        ),
-        ({'coupling': -0.1}, 'coupling=-0.1 {}: it must be from 0 to 1.'),
-        (
-            {'attempt_tokens': 0.5},
-            'attempt_tokens=0.5 {}: it must be >= 1 token.',
-        ),
-        ({'study_tokens': 0.5}, 'study_tokens=0.5 {}: it must be >= 1 token.'),
-        ({'attempt_tool_ms': -1}, 'attempt_tool_ms=-1 {}: it must be >= 0.'),
-        ({'study_tool_ms': -1}, 'study_tool_ms=-1 {}: it must be >= 0.'),
-    ],
+test_every_knob_changes_something = worlds.each_changes_something(
+    ENV,
+    num_lemmas=(8, worlds.sampled),
+    width=(2, worlds.sampled),
+    alternatives=(3, worlds.sampled),
+    min_premises=(2, worlds.sampled),
+    max_premises=(3, worlds.sampled),
+    false_share=(0.6, worlds.sampled),
+    min_chance=(0.6, worlds.sampled),
 )
-def test_a_bad_knob_is_an_error_that_says_what_is_allowed(knobs, message):
-  with pytest.raises(ValueError) as error:
-    proof.Proof(**knobs)
-  assert str(error.value) == f'env.{message.format("is not allowed")}'
+test_a_bad_knob_is_an_error_that_says_what_is_allowed = (
+    worlds.bad_ones_are_refused(
+        proof.Proof,
+        ('num_lemmas', 0, '>= 1'),
+        ('width', 0, 'from 1 to num_lemmas=22'),
+        ('width', 23, 'from 1 to num_lemmas=22'),
+        ('alternatives', 0, '>= 1'),
+        ('min_premises', 0, '>= 1'),
+        ('max_premises', 1, '>= min_premises=2'),
+        ('false_share', 1.1, 'from 0 to 1'),
+        ('min_chance', 0.0, 'above 0 and at most 1'),
+        ('min_chance', 1.1, 'above 0 and at most 1'),
+        ('min_chance', float('nan'), 'above 0 and at most 1'),
+    )
+)
 
 
 def test_a_task_as_text():

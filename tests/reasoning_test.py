@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import collective as collective_lib
+from tests import worlds
 
 THINK, CHECK, ANSWER = reasoning.THINK, reasoning.CHECK, reasoning.ANSWER
 ENV = reasoning.Reasoning(num_chains=3, min_difficulty=2.0, check_error=0.0)
@@ -421,11 +421,7 @@ def test_the_bound_is_reached():
   assert (bound(21_999), bound(22_000)) == (0, 1)
 
 
-@functools.cache
-def sample(env):
-  """512 tasks as numpy arrays."""
-  keys = jax.random.split(jax.random.key(5), 512)
-  return jax.device_get(jax.vmap(env.sample_task)(keys))
+sample = functools.partial(worlds.sample, count=512)
 
 
 def test_difficulties_fill_their_range():
@@ -471,14 +467,6 @@ def test_it_conforms_with_other_knobs(knobs):
   conformance.check_environment(reasoning.Reasoning(**knobs))
 
 
-def _sampled(env):
-  return jax.tree.map(np.ndarray.tolist, sample(env))
-
-
-def _shortest(env):
-  return collective_lib.Collective(env).shortest_turn_ms()
-
-
 def _belief(env):
   keys = jax.random.split(KEY, 20)
   check = lambda k: land(
@@ -487,89 +475,26 @@ def _belief(env):
   return [check(k)[0].verdict.tolist() for k in keys]
 
 
-# Knob: another value, and what it changes.
-KNOBS = {
-    'num_chains': (5, _sampled),
-    'least_thoughts': (2, _sampled),
-    'min_difficulty': (3.0, _sampled),
-    'max_difficulty': (50.0, _sampled),
-    'check_error': (0.3, _belief),
-    'coupling': (0.0, _sampled),
-    'awareness': (True, lambda env: env.awareness),  # The rules read it.
-    'think_tokens': (2000.0, _shortest),
-    'think_tool_ms': (5000, _shortest),
-    'check_tokens': (2000.0, _shortest),
-    'check_tool_ms': (5000, _shortest),
-    'answer_tokens': (500.0, _shortest),
-    'answer_tool_ms': (5000, _shortest),
-}
-
-
-def test_the_knobs_are_all_tested():
-  assert list(KNOBS) == [f.name for f in dataclasses.fields(ENV)]
-
-
-@pytest.mark.parametrize('knob', KNOBS)
-def test_every_knob_changes_something(knob):
-  value, observe = KNOBS[knob]
-  other = dataclasses.replace(ENV, **{knob: value})
-  assert observe(other) != observe(ENV)
-
-
-@pytest.mark.parametrize(
-    'knobs, message',
-    [
-        ({'num_chains': 0}, 'num_chains=0 is not allowed: it must be >= 1.'),
-        (
-            {'least_thoughts': 0},
-            'least_thoughts=0 is not allowed: it must be >= 1.',
-        ),
-        (
-            {'min_difficulty': 0.5},
-            'min_difficulty=0.5 is not allowed: it must be from 1 to'
-            ' max_difficulty=40.0.',
-        ),
-        (
-            {'min_difficulty': 41.0},
-            'min_difficulty=41.0 is not allowed: it must be from 1 to'
-            ' max_difficulty=40.0.',
-        ),
-        (
-            {'max_difficulty': 1001.0},
-            'max_difficulty=1001.0 is not allowed: it must be at most 1000.',
-        ),
-        (
-            {'check_error': 0.6},
-            'check_error=0.6 is not allowed: it must be from 0 to 0.5.',
-        ),
-        (
-            {'check_error': float('nan')},
-            'check_error=nan is not allowed: it must be from 0 to 0.5.',
-        ),
-        (
-            {'coupling': -0.1},
-            'coupling=-0.1 is not allowed: it must be from 0 to 1.',
-        ),
-        *[
-            (
-                {f'{verb}_tokens': 0.5},
-                f'{verb}_tokens=0.5 is not allowed: it must be >= 1 token.',
-            )
-            for verb in ('think', 'check', 'answer')
-        ],
-        *[
-            (
-                {f'{verb}_tool_ms': -1},
-                f'{verb}_tool_ms=-1 is not allowed: it must be >= 0.',
-            )
-            for verb in ('think', 'check', 'answer')
-        ],
-    ],
+test_every_knob_changes_something = worlds.each_changes_something(
+    ENV,
+    num_chains=(5, worlds.sampled),
+    least_thoughts=(2, worlds.sampled),
+    min_difficulty=(3.0, worlds.sampled),
+    max_difficulty=(50.0, worlds.sampled),
+    check_error=(0.3, _belief),
 )
-def test_a_bad_knob_is_an_error_that_says_what_is_allowed(knobs, message):
-  with pytest.raises(ValueError) as error:
-    reasoning.Reasoning(**knobs)
-  assert str(error.value) == f'env.{message}'
+test_a_bad_knob_is_an_error_that_says_what_is_allowed = (
+    worlds.bad_ones_are_refused(
+        reasoning.Reasoning,
+        ('num_chains', 0, '>= 1'),
+        ('least_thoughts', 0, '>= 1'),
+        ('min_difficulty', 0.5, 'from 1 to max_difficulty=40.0'),
+        ('min_difficulty', 41.0, 'from 1 to max_difficulty=40.0'),
+        ('max_difficulty', 1001.0, 'at most 1000'),
+        ('check_error', 0.6, 'from 0 to 0.5'),
+        ('check_error', float('nan'), 'from 0 to 0.5'),
+    )
+)
 
 
 def test_the_extreme_knobs_are_allowed():

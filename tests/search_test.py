@@ -9,7 +9,6 @@ public                              x       x
 """
 
 import dataclasses
-import functools
 import itertools
 
 from envs import base
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import collective as collective_lib
+from tests import worlds
 
 PROBE = search.PROBE
 ENV = search.Search(num_places=12, region_size=3, num_rich=2, per_region=2)
@@ -322,13 +321,6 @@ def test_what_others_probed_in_private_does_not_show():
   jax.tree.map(np.testing.assert_array_equal, *views)
 
 
-@functools.cache
-def sample(env, count=64):
-  """Tasks as numpy arrays. Without `jit`: the knobs compile nothing anew."""
-  keys = jax.random.split(jax.random.key(5), count)
-  return jax.device_get(jax.vmap(env.sample_task)(keys))
-
-
 @pytest.mark.parametrize(
     'knobs',
     [
@@ -340,14 +332,14 @@ def sample(env, count=64):
 )
 def test_finds_are_where_they_belong(knobs):
   env = search.Search(**knobs)
-  tasks = sample(env)
+  tasks = worlds.sample(env)
   finds = tasks.find.reshape(64, env.num_regions, env.region_size).sum(axis=2)
   assert (tasks.rich.sum(axis=1) == env.num_rich).all()
   np.testing.assert_array_equal(finds, tasks.rich * env.per_region)
 
 
 def test_every_place_may_hold_a_find():
-  tasks = sample(ENV, 512)
+  tasks = worlds.sample(ENV, 512)
   share = tasks.find.mean(axis=0)  # A third each, give or take 3 deviations.
   np.testing.assert_allclose(share, 1 / 3, atol=3 * (2 / 9 / 512) ** 0.5)
 
@@ -355,7 +347,7 @@ def test_every_place_may_hold_a_find():
 @pytest.mark.parametrize('share', [0.0, 0.3, 1.0])
 def test_clues_are_about_one_other_region(share):
   env = dataclasses.replace(ENV, clue_share=share)
-  clue = sample(env).clue  # [tasks, M, R]
+  clue = worlds.sample(env).clue  # [tasks, M, R]
   count = clue.sum(axis=2)
   assert count.max(initial=0) <= 1
   own = np.arange(12) // 3
@@ -369,12 +361,12 @@ def test_one_region_leaves_nothing_for_clues():
   env = search.Search(
       num_places=4, region_size=4, num_rich=1, per_region=1, clue_share=1.0
   )
-  assert not sample(env).clue.any()
+  assert not worlds.sample(env).clue.any()
 
 
 @pytest.mark.parametrize('coupling', [0.0, 0.25, 1.0])
 def test_coupling_is_the_share_of_private_places(coupling):
-  private = sample(dataclasses.replace(ENV, coupling=coupling)).private
+  private = worlds.sample(dataclasses.replace(ENV, coupling=coupling)).private
   slack = 0.05 * (0 < coupling < 1)
   assert private.mean() == pytest.approx(coupling, abs=slack)
 
@@ -386,93 +378,27 @@ def test_without_coupling_it_does_not_matter_what_one_was_told():
   jax.tree.map(np.testing.assert_array_equal, *views)
 
 
-def _sampled(env):
-  return jax.tree.map(np.ndarray.tolist, sample(env))
-
-
-def _shortest(env):
-  return collective_lib.Collective(env).shortest_turn_ms()
-
-
-def _in_flight_is_visible(env):
-  return collective_lib.Collective(env).rules(60_000).awareness.tolist()
-
-
-# Knob: another value, and what it changes.
-KNOBS = {
-    'num_places': (15, _sampled),
-    'region_size': (6, _sampled),
-    'num_rich': (1, _sampled),
-    'per_region': (1, _sampled),
-    'clue_share': (1.0, _sampled),
-    'coupling': (0.0, _sampled),
-    'awareness': (True, _in_flight_is_visible),
-    'probe_tokens': (4000.0, _shortest),
-    'probe_tool_ms': (20_000, _shortest),
-}
-
-
-def test_the_knobs_are_all_tested():
-  assert list(KNOBS) == [f.name for f in dataclasses.fields(ENV)]
-
-
-@pytest.mark.parametrize('knob', KNOBS)
-def test_every_knob_changes_something(knob):
-  value, observe = KNOBS[knob]
-  other = dataclasses.replace(ENV, **{knob: value})
-  assert observe(other) != observe(ENV)
-
-
-@pytest.mark.parametrize(
-    'knobs, message',
-    [
-        ({'num_places': 0}, 'env.num_places=0 {}: it must be >= 1.'),
-        (
-            {'region_size': 0},
-            'env.region_size=0 {}: it must be a divisor of num_places=48.',
-        ),
-        (
-            {'region_size': 7},
-            'env.region_size=7 {}: it must be a divisor of num_places=48.',
-        ),
-        (
-            {'num_rich': 0},
-            'env.num_rich=0 {}: it must be from 1 to num_places //'
-            ' region_size=8.',
-        ),
-        (
-            {'num_rich': 9},
-            'env.num_rich=9 {}: it must be from 1 to num_places //'
-            ' region_size=8.',
-        ),
-        (
-            {'per_region': 0},
-            'env.per_region=0 {}: it must be from 1 to region_size=6.',
-        ),
-        (
-            {'per_region': 7},
-            'env.per_region=7 {}: it must be from 1 to region_size=6.',
-        ),
-        (
-            {'clue_share': -0.1},
-            'env.clue_share=-0.1 {}: it must be from 0 to 1.',
-        ),
-        ({'coupling': 1.5}, 'env.coupling=1.5 {}: it must be from 0 to 1.'),
-        (
-            {'coupling': float('nan')},
-            'env.coupling=nan {}: it must be from 0 to 1.',
-        ),
-        (
-            {'probe_tokens': 0.5},
-            'env.probe_tokens=0.5 {}: it must be >= 1 token.',
-        ),
-        ({'probe_tool_ms': -1}, 'env.probe_tool_ms=-1 {}: it must be >= 0.'),
-    ],
+test_every_knob_changes_something = worlds.each_changes_something(
+    ENV,
+    num_places=(15, worlds.sampled),
+    region_size=(6, worlds.sampled),
+    num_rich=(1, worlds.sampled),
+    per_region=(1, worlds.sampled),
+    clue_share=(1.0, worlds.sampled),
 )
-def test_a_bad_knob_is_an_error_that_says_what_is_allowed(knobs, message):
-  with pytest.raises(ValueError) as error:
-    search.Search(**knobs)
-  assert str(error.value) == message.format('is not allowed')
+test_a_bad_knob_is_an_error_that_says_what_is_allowed = (
+    worlds.bad_ones_are_refused(
+        search.Search,
+        ('num_places', 0, '>= 1'),
+        ('region_size', 0, 'a divisor of num_places=48'),
+        ('region_size', 7, 'a divisor of num_places=48'),
+        ('num_rich', 0, 'from 1 to num_places // region_size=8'),
+        ('num_rich', 9, 'from 1 to num_places // region_size=8'),
+        ('per_region', 0, 'from 1 to region_size=6'),
+        ('per_region', 7, 'from 1 to region_size=6'),
+        ('clue_share', -0.1, 'from 0 to 1'),
+    )
+)
 
 
 def test_the_smallest_knobs_are_allowed():

@@ -10,7 +10,6 @@ path above  2   3   5   6
 """
 
 import dataclasses
-import functools
 
 from envs import base
 from envs import software
@@ -18,9 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import collective as collective_lib
-from rlcr_jax import config as config_lib
-from rlcr_jax import train
+from tests import worlds
 
 WORK, READ = software.WORK, software.READ
 ENV = software.Software(num_modules=4, width=1)  # Of up to 4 layers.
@@ -317,13 +314,6 @@ def test_without_conflicts_agents_share_a_module_and_bounds_know_it():
   )
 
 
-@functools.cache
-def sample(env):
-  """64 tasks as numpy arrays. Without `jit`: the knobs compile nothing anew."""
-  keys = jax.random.split(jax.random.key(5), 64)
-  return jax.device_get(jax.vmap(env.sample_task)(keys))
-
-
 @pytest.mark.parametrize(
     'modules, width, sizes',
     [
@@ -337,7 +327,7 @@ def sample(env):
 @pytest.mark.parametrize('density', [0.0, 0.4, 1.0])
 def test_sampled_graphs_are_layered(modules, width, sizes, density):
   env = software.Software(num_modules=modules, width=width, density=density)
-  for depends in sample(env).depends:
+  for depends in worlds.sample(env).depends:
     layer = np.zeros(modules, int)  # The longest chain below each module.
     for _ in sizes:
       layer = np.max(depends * (layer + 1), axis=1, initial=0)
@@ -353,7 +343,7 @@ def test_sampled_graphs_are_layered(modules, width, sizes, density):
 
 
 def test_paths_of_sampled_tasks_are_those_of_a_plain_recursion():
-  tasks = sample(software.Software(width=5))
+  tasks = worlds.sample(software.Software(width=5))
   for depends, effort, below, above in zip(
       tasks.depends, tasks.effort, tasks.below, tasks.above, strict=True
   ):
@@ -367,7 +357,7 @@ def test_paths_of_sampled_tasks_are_those_of_a_plain_recursion():
 
 
 def test_density_is_the_chance_of_a_dependency():
-  tasks = sample(software.Software(num_modules=12, width=6, density=0.3))
+  tasks = worlds.sample(software.Software(num_modules=12, width=6, density=0.3))
   share = tasks.depends.sum() / (64 * 36)
   # Of the 6 candidates one is taken even if chance takes none.
   assert share == pytest.approx(0.3 + 0.7**6 / 6, abs=0.03)
@@ -375,7 +365,7 @@ def test_density_is_the_chance_of_a_dependency():
 
 @pytest.mark.parametrize('coupling', [0.0, 0.25, 1.0])
 def test_coupling_is_the_share_of_dependencies_to_know(coupling):
-  tasks = sample(software.Software(coupling=coupling))
+  tasks = worlds.sample(software.Software(coupling=coupling))
   assert not (tasks.coupled & ~tasks.depends).any()
   share = tasks.coupled.sum() / tasks.depends.sum()
   if coupling == 0.25:
@@ -385,23 +375,15 @@ def test_coupling_is_the_share_of_dependencies_to_know(coupling):
 
 
 def test_efforts_and_tests_take_all_values_of_their_ranges():
-  tasks = sample(software.Software(max_effort=3, max_tests=4))
+  tasks = worlds.sample(software.Software(max_effort=3, max_tests=4))
   assert np.unique(tasks.effort).tolist() == [1, 2, 3]
   assert np.unique(tasks.tests / tasks.effort).tolist() == [1, 2, 3, 4]
 
 
 def test_every_module_may_be_in_any_layer():
-  tasks = sample(software.Software(num_modules=4, width=2))
+  tasks = worlds.sample(software.Software(num_modules=4, width=2))
   first = ~tasks.depends.any(axis=2)  # [tasks, modules]
   assert (0 < first.mean(axis=0)).all() and (first.mean(axis=0) < 1).all()
-
-
-def _sampled(env):
-  return jax.tree.map(np.ndarray.tolist, sample(env))
-
-
-def _shortest(env):
-  return collective_lib.Collective(env).shortest_turn_ms()
 
 
 def _second_unit_lands(env):
@@ -409,97 +391,26 @@ def _second_unit_lands(env):
   return land(world(2, 1, 3, 1), 10, *rows, env=env)[2]
 
 
-def _in_flight_is_visible(env):
-  config = config_lib.defaults('software')
-  config.env.update(dataclasses.asdict(env))
-  limits = jnp.full(config.rlcr.tasks, 60_000)
-  rules = train.build(config).rules('collective', limits)
-  return rules['software'].awareness.tolist()
-
-
-# Knob: another value, and what it changes.
-KNOBS = {
-    'num_modules': (5, _sampled),
-    'width': (1, _sampled),
-    'density': (1.0, _sampled),
-    'coupling': (0.0, _sampled),
-    'conflicts': (False, _second_unit_lands),
-    'awareness': (True, _in_flight_is_visible),
-    'max_effort': (4, _sampled),
-    'max_tests': (9, _sampled),
-    'work_tokens': (4000.0, _shortest),
-    'work_tool_ms': (20_000, _shortest),
-    'read_tokens': (4000.0, _shortest),
-    'read_tool_ms': (20_000, _shortest),
-}
-
-
-def test_the_knobs_are_all_tested():
-  assert list(KNOBS) == [f.name for f in dataclasses.fields(ENV)]
-
-
-@pytest.mark.parametrize('knob', KNOBS)
-def test_every_knob_changes_something(knob):
-  value, observe = KNOBS[knob]
-  env = software.Software(num_modules=4, width=2)
-  other = dataclasses.replace(env, **{knob: value})
-  assert observe(other) != observe(env)
-
-
-@pytest.mark.parametrize(
-    'knobs, message',
-    [
-        (
-            {'num_modules': 0},
-            'env.num_modules=0 is not allowed: it must be >= 1.',
-        ),
-        (
-            {'width': 0},
-            'env.width=0 is not allowed: it must be from 1 to num_modules=12.',
-        ),
-        (
-            {'width': 13},
-            'env.width=13 is not allowed: it must be from 1 to num_modules=12.',
-        ),
-        (
-            {'density': -0.1},
-            'env.density=-0.1 is not allowed: it must be from 0 to 1.',
-        ),
-        (
-            {'coupling': 1.5},
-            'env.coupling=1.5 is not allowed: it must be from 0 to 1.',
-        ),
-        (
-            {'coupling': float('nan')},
-            'env.coupling=nan is not allowed: it must be from 0 to 1.',
-        ),
-        (
-            {'max_effort': 0},
-            'env.max_effort=0 is not allowed: it must be >= 1.',
-        ),
-        ({'max_tests': 0}, 'env.max_tests=0 is not allowed: it must be >= 1.'),
-        (
-            {'work_tokens': 0.5},
-            'env.work_tokens=0.5 is not allowed: it must be >= 1 token.',
-        ),
-        (
-            {'read_tokens': 0},
-            'env.read_tokens=0 is not allowed: it must be >= 1 token.',
-        ),
-        (
-            {'work_tool_ms': -1},
-            'env.work_tool_ms=-1 is not allowed: it must be >= 0.',
-        ),
-        (
-            {'read_tool_ms': -5},
-            'env.read_tool_ms=-5 is not allowed: it must be >= 0.',
-        ),
-    ],
+test_every_knob_changes_something = worlds.each_changes_something(
+    software.Software(num_modules=4, width=2),
+    num_modules=(5, worlds.sampled),
+    width=(1, worlds.sampled),
+    density=(1.0, worlds.sampled),
+    conflicts=(False, _second_unit_lands),
+    max_effort=(4, worlds.sampled),
+    max_tests=(9, worlds.sampled),
 )
-def test_a_bad_knob_is_an_error_that_says_what_is_allowed(knobs, message):
-  with pytest.raises(ValueError) as error:
-    software.Software(**knobs)
-  assert str(error.value) == message
+test_a_bad_knob_is_an_error_that_says_what_is_allowed = (
+    worlds.bad_ones_are_refused(
+        software.Software,
+        ('num_modules', 0, '>= 1'),
+        ('width', 0, 'from 1 to num_modules=12'),
+        ('width', 13, 'from 1 to num_modules=12'),
+        ('density', -0.1, 'from 0 to 1'),
+        ('max_effort', 0, '>= 1'),
+        ('max_tests', 0, '>= 1'),
+    )
+)
 
 
 def test_the_smallest_knobs_are_allowed():

@@ -14,11 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import clock
-from rlcr_jax import collective as collective_lib
 from rlcr_jax import rollout
-from rlcr_jax import roster
 from rlcr_jax.policies import scripted
+from tests import exact
 
 SHARDS = 64
 SHARD_MS = 100_000
@@ -54,22 +52,12 @@ def collective(env):
   Nobody who waits acts again. Under these rules nobody needs to: whoever ends
   a turn when another becomes possible takes it.
   """
-  return collective_lib.Collective(
+  return exact.make_collective(
       env,
-      collective_lib.CollectiveConfig(
-          organisation='flat',
-          num_agents=SHARDS,
-          peer_window=1,
-          num_symbols=1,
-          task_tokens=25_000,
-          wait_ms=1_000_000_000,
-      ),
-      clock.LatencyModel(
-          prefill_tokens_per_s=5000,
-          decode_tokens_per_s=100_000,
-          spread=0.0,
-          quantum_ms=1000,
-      ),
+      SHARDS,
+      exact.ROUND | {'decode_tokens_per_s': 100_000},
+      task_tokens=25_000,
+      wait_ms=1_000_000_000,
   )
 
 
@@ -87,19 +75,9 @@ def sample(env):
 def play(env):
   """Those tasks, played by agents that see each other's turns and are mute."""
   joint = collective(env)
-  rules = [
-      roster.rules(
-          'flat',
-          20_000_000,
-          num_agents=n,
-          max_hires=0,
-          direct=False,
-          board=False,
-          awareness=True,
-      )
-      for n in (*TEAMS, 1)
-  ]
-  rules = jax.tree.map(lambda *x: jnp.stack(x), *rules)
+  rules = exact.make_rules(
+      (*TEAMS, 1), [20_000_000], direct=False, board=False, awareness=True
+  )
   keys = jax.random.split(jax.random.key(0), len(TEAMS) + 1)
 
   @jax.jit
@@ -125,10 +103,8 @@ def times_ms(env):
 
 def bounds(env, agents, limits_ms):
   """The bounds [tasks, limits] of all tasks for some limits."""
-  turn_ms = jnp.array(collective(env).shortest_turn_ms(), jnp.int32)
-  bound = lambda task, ms: env.bounds(task, int(agents), ms, turn_ms)
-  every = jax.vmap(jax.vmap(bound, (None, 0)), (0, None))
-  return jax.device_get(every(sample(env), jnp.array(limits_ms, jnp.int32)))
+  turn_ms = collective(env).shortest_turn_ms()
+  return exact.bounds(env, sample(env), agents, limits_ms, turn_ms)
 
 
 @pytest.mark.parametrize('share', SHARES)

@@ -14,12 +14,10 @@ from envs import proof
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rlcr_jax import clock
 from rlcr_jax import collective as collective_lib
 from rlcr_jax import observation
-from rlcr_jax import rollout
-from rlcr_jax import roster
 from rlcr_jax.policies import scripted
+from tests import exact
 
 READ_MS, ATTEMPT_MS = 5000, 30_000
 TEAMS = (1, 2, 4)
@@ -65,56 +63,26 @@ class Race:
 
 def play(env, policy, chance):
   """Rollouts of every team: leaves [team, task, ...]; and the tasks."""
-  collective = collective_lib.Collective(
-      env,
-      collective_lib.CollectiveConfig(
-          organisation='flat',
-          num_agents=max(TEAMS),
-          peer_window=1,
-          num_symbols=1,
-      ),
-      clock.LatencyModel(spread=0.0),
+  collective = exact.make_collective(env, max(TEAMS))
+  rules = exact.make_rules(
+      TEAMS, [GRID_MS[-1] + 1], awareness=True, free_facts=True
   )
-  rules = [
-      roster.rules(
-          'flat',
-          int(GRID_MS[-1]) + 1,
-          num_agents=n,
-          max_hires=0,
-          awareness=True,
-          free_facts=True,
-      )
-      for n in TEAMS
-  ]
-  rules = jax.tree.map(lambda *x: jnp.repeat(jnp.stack(x), TASKS), *rules)
-
-  @jax.jit
-  def run(key, rules):
-    task_key, key = jax.random.split(key)
-    tasks = jax.vmap(env.sample_task)(jax.random.split(task_key, TASKS))
-    shares = (tasks.credit > 0) / jnp.sum(tasks.credit > 0, 1, keepdims=True)
-    tasks = tasks._replace(
-        chance=jnp.full_like(tasks.chance, chance),
-        credit=shares.astype(jnp.float32),
-    )
-    each = jax.tree.map(lambda x: jnp.concatenate([x] * len(TEAMS)), tasks)
-    keys = jax.random.split(key, TASKS * len(TEAMS))
-    grid_ms = jnp.asarray(GRID_MS)
-    played = rollout.play(
-        collective,
-        policy(collective),
-        (),
-        each,
-        rules,
-        keys,
-        chunk_size=4096,
-        grid_ms=grid_ms,
-    )[0]
-    return played, tasks
-
-  played, tasks = jax.device_get(run(jax.random.key(1), rules))
-  split = lambda x: x.reshape(len(TEAMS), TASKS, *x.shape[1:]) if x.ndim else x
-  return jax.tree.map(split, played), tasks
+  keys = jax.random.split(jax.random.key(1), TASKS)
+  tasks = jax.jit(jax.vmap(env.sample_task))(keys)
+  shares = (tasks.credit > 0) / jnp.sum(tasks.credit > 0, 1, keepdims=True)
+  tasks = tasks._replace(
+      chance=jnp.full_like(tasks.chance, chance),
+      credit=shares.astype(jnp.float32),
+  )
+  played = exact.play(
+      collective,
+      policy(collective),
+      tasks,
+      rules,
+      chunk_size=4096,
+      grid_ms=GRID_MS,
+  )
+  return played, jax.device_get(tasks)
 
 
 def assert_shares(hits, chance):
@@ -165,9 +133,7 @@ def test_progress_never_exceeds_its_bound():
       SURE, num_lemmas=10, alternatives=2, false_share=0.3
   )
   played, tasks = play(env, scripted.ListScheduler, 1.0)
-  turn_ms = jnp.array([ATTEMPT_MS, ATTEMPT_MS], jnp.int32)
-  limits_ms = jnp.asarray(GRID_MS - READ_MS, jnp.int32)
+  turn_ms = ATTEMPT_MS, ATTEMPT_MS
   for i, agents in enumerate(TEAMS):
-    bound = lambda task, ms, n=agents: env.bounds(task, n, ms, turn_ms)
-    bounds = jax.vmap(jax.vmap(bound, (None, 0)), (0, None))(tasks, limits_ms)
+    bounds = exact.bounds(env, tasks, agents, GRID_MS - READ_MS, turn_ms)
     assert (played.curve[i] <= bounds.progress + 1e-5).all()

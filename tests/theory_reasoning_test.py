@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import clock
 from rlcr_jax import collective as collective_lib
 from rlcr_jax import observation
 from rlcr_jax import rollout
-from rlcr_jax import roster
+from tests import exact
 
 THINK, CHECK, ANSWER = reasoning.THINK, reasoning.CHECK, reasoning.ANSWER
 DIFFICULTY, LEAST = 6.0, 2
@@ -36,16 +35,7 @@ ENV = reasoning.Reasoning(
     check_error=0.0,
     coupling=0.0,
 )
-COLLECTIVE = collective_lib.Collective(
-    ENV,
-    collective_lib.CollectiveConfig(
-        organisation='flat',
-        num_agents=max(TEAMS),
-        peer_window=1,
-        num_symbols=1,
-    ),
-    clock.LatencyModel(spread=0.0),
-)
+COLLECTIVE = exact.make_collective(ENV, max(TEAMS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,19 +77,9 @@ def deadline_ms(thoughts):
 
 def play(apart):
   """`TASKS` rollouts of every team and number of thoughts: leaves [N, n, P]."""
-  rules = [
-      roster.rules(
-          'flat',
-          deadline_ms(thoughts),
-          num_agents=team,
-          max_hires=0,
-          awareness=True,
-      )
-      for team in TEAMS
-      for thoughts in THOUGHTS
-  ]
-  index = jnp.arange(len(rules) * TASKS)  # Other tasks for every rule.
-  rules = jax.tree.map(lambda *x: jnp.repeat(jnp.stack(x), TASKS), *rules)
+  rules = exact.make_rules(TEAMS, map(deadline_ms, THOUGHTS), awareness=True)
+  rules = jax.tree.map(lambda x: jnp.repeat(x, TASKS), rules)
+  index = jnp.arange(len(rules.deadline_ms))  # Other tasks for every rule.
   run = jax.jit(
       lambda index, rules: rollout.play_groups(
           COLLECTIVE,

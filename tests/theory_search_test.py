@@ -23,12 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import clock
-from rlcr_jax import collective as collective_lib
 from rlcr_jax import rollout
-from rlcr_jax import roster
 from rlcr_jax.observation import Action
 from rlcr_jax.policies import scripted
+from tests import exact
 
 M = 24
 TEAMS = (1, 2, 4, 8)  # Divisors of M.
@@ -48,26 +46,17 @@ ENV = search.Search(
 
 
 def make_collective(agents):
-  return collective_lib.Collective(
+  return exact.make_collective(
       ENV,
-      collective_lib.CollectiveConfig(
-          organisation='flat',
-          num_agents=agents,
-          peer_window=agents,
-          num_symbols=1,
-          task_tokens=30_000,
-          tell_tokens=100,
-          post_tokens=100,
-          message_tool_ms=500,  # The rest of a round is for reading messages.
-          wait_tokens=100,
-          wait_ms=500,
-      ),
-      clock.LatencyModel(
-          prefill_tokens_per_s=5000,
-          decode_tokens_per_s=100,
-          spread=0.0,
-          quantum_ms=ROUND_MS,
-      ),
+      agents,
+      exact.ROUND | {'quantum_ms': ROUND_MS},
+      peer_window=agents,
+      task_tokens=30_000,
+      tell_tokens=100,
+      post_tokens=100,
+      message_tool_ms=500,  # The rest of a round is for reading messages.
+      wait_tokens=100,
+      wait_ms=500,
   )
 
 
@@ -100,35 +89,11 @@ class OnlyVerb(scripted.RandomPolicy):
     )
 
 
-def play(policy, tasks, deadline_ms=3_600_000, **rules):
+def play(policy, tasks, deadline_ms=exact.NEVER_MS, **rules):
   """Plays the same tasks [B] with each team: leaves [team, B, ...]."""
-  count = tasks.find.shape[0]
-  each = [
-      roster.repeat(
-          roster.rules(
-              'flat',
-              deadline_ms,
-              num_agents=n,
-              max_hires=0,
-              direct=False,
-              board=False,
-              **rules,
-          ),
-          count,
-      )
-      for n in TEAMS
-  ]
-  rules = jax.tree.map(lambda *x: jnp.concatenate(x), *each)
-  tasks = jax.tree.map(
-      lambda x: jnp.tile(x, (len(TEAMS),) + (1,) * (x.ndim - 1)), tasks
-  )
-  played, _ = jax.jit(
-      lambda tasks, rules, keys: rollout.play(
-          TEAM, policy, (), tasks, rules, keys, chunk_size=512
-      )
-  )(tasks, rules, jax.random.split(jax.random.key(0), count * len(TEAMS)))
-  split = lambda x: x.reshape(len(TEAMS), count, *x.shape[1:])
-  return jax.tree.map(lambda x: split(x) if x.ndim else x, played)
+  mute = {'direct': False, 'board': False}
+  rules = exact.make_rules(TEAMS, [deadline_ms], **mute, **rules)
+  return exact.play(TEAM, policy, tasks, rules)
 
 
 def rounds(played):

@@ -12,11 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import clock
-from rlcr_jax import collective as collective_lib
-from rlcr_jax import rollout
-from rlcr_jax import roster
 from rlcr_jax.policies import scripted
+from tests import exact
 
 UNIT_MS = 30_000  # Of work: 100 tokens at 100 per second, then 29 s of tool.
 TASK_MS = 5000  # Reading the task: 25,000 tokens at 5000 per second.
@@ -34,23 +31,13 @@ PARALLEL = software.Software(
     work_tool_ms=29_000,
 )
 LAYERED = dataclasses.replace(PARALLEL, width=5, density=0.5)
-COLLECTIVE = collective_lib.Collective(
+COLLECTIVE = exact.make_collective(
     LAYERED,  # `width` shapes tasks, and not what happens on them.
-    collective_lib.CollectiveConfig(
-        organisation='flat',
-        num_agents=max(TEAMS),
-        peer_window=1,
-        num_symbols=1,
-        task_tokens=25_000,
-        wait_tokens=100,
-        wait_ms=9000,  # Waits of 10 s: some end whenever a unit does.
-    ),
-    clock.LatencyModel(
-        prefill_tokens_per_s=5000,
-        decode_tokens_per_s=100,
-        spread=0.0,
-        quantum_ms=1000,
-    ),
+    max(TEAMS),
+    exact.ROUND,
+    task_tokens=25_000,
+    wait_tokens=100,
+    wait_ms=9000,  # Waits of 10 s: some end whenever a unit does.
 )
 
 
@@ -143,30 +130,15 @@ def tasks():
 @pytest.fixture(scope='module')
 def played(tasks):
   """All tasks played by every team: leaves [task, team, ...]."""
-  count, teams = len(tasks.effort), len(TEAMS)
-  rules = [
-      roster.rules('flat', 3_600_000, num_agents=n, max_hires=0, awareness=True)
-      for n in TEAMS
-  ]
-  rules = jax.tree.map(lambda *x: jnp.tile(jnp.stack(x), count), *rules)
-
-  @jax.jit
-  def play(tasks, rules, keys):
-    return rollout.play(
-        COLLECTIVE,
-        scripted.ListScheduler(COLLECTIVE),
-        (),
-        tasks,
-        rules,
-        keys,
-        chunk_size=256,
-        grid_ms=jnp.asarray(GRID_MS),
-    )[0]
-
-  each = jax.tree.map(lambda x: np.repeat(x, teams, axis=0), tasks)
-  keys = jax.random.split(jax.random.key(0), count * teams)
-  split = lambda x: x.reshape(count, teams, *x.shape[1:]) if x.ndim else x
-  return jax.tree.map(split, jax.device_get(play(each, rules, keys)))
+  played = exact.play(
+      COLLECTIVE,
+      scripted.ListScheduler(COLLECTIVE),
+      tasks,
+      exact.make_rules(TEAMS, awareness=True),
+      grid_ms=GRID_MS,
+  )
+  swap = lambda x: x.swapaxes(0, 1) if x.ndim else x
+  return jax.tree.map(swap, played)
 
 
 def units(played, name=None):
@@ -232,9 +204,7 @@ def test_one_agent_takes_the_serial_time_of_the_bounds(tasks, played):
 
 
 def test_progress_never_exceeds_its_bound(tasks, played):
-  turn_ms = jnp.array(COLLECTIVE.shortest_turn_ms(), jnp.int32)
-  limits_ms = jnp.asarray(GRID_MS - TASK_MS, jnp.int32)
+  turn_ms = COLLECTIVE.shortest_turn_ms()
   for i, agents in enumerate(TEAMS):
-    bound = lambda task, ms, n=agents: LAYERED.bounds(task, n, ms, turn_ms)
-    bounds = jax.vmap(jax.vmap(bound, (None, 0)), (0, None))(tasks, limits_ms)
+    bounds = exact.bounds(LAYERED, tasks, agents, GRID_MS - TASK_MS, turn_ms)
     assert (played.curve[:, i] <= bounds.progress + 1e-6).all()

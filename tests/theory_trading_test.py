@@ -19,19 +19,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import clock
 from rlcr_jax import collective as collective_lib
 from rlcr_jax import rollout
 from rlcr_jax import roster
 from rlcr_jax.policies import scripted
+from tests import exact
 
 M = 12
 TEAMS = (1, 2, 3, 4, 6, 12)  # Divisors of M.
 TASK_MS = 5000  # Reading the task: 25,000 tokens at 5000 per second.
 RESEARCH_MS = 10_000  # 100 tokens at 100 per second, then 9 s of tool.
 TRADE_MS = 5000
+TURN_MS = (RESEARCH_MS, TRADE_MS, TRADE_MS)
 HORIZON_MS = 400_000
 TIMES_MS = (15_000, 20_000, 34_000, 61_000, 100_000, 250_000, 400_000, 500_000)
+LATER_MS = (*TIMES_MS[:6], 300_000, 380_000)
 
 TOGETHER = trading.Trading(
     noise=0.0,
@@ -48,47 +50,18 @@ APART = dataclasses.replace(
 
 def play(env, tasks, times_ms):
   """Progress [task, team, time] of a list schedule with all facts free."""
-  collective = collective_lib.Collective(
+  collective = exact.make_collective(
       env,
-      collective_lib.CollectiveConfig(
-          organisation='flat',
-          num_agents=max(TEAMS),
-          peer_window=1,
-          num_symbols=1,
-          task_tokens=25_000,
-          wait_tokens=100,
-          wait_ms=4000,  # Waits of 5 s: some end whenever a turn does.
-      ),
-      clock.LatencyModel(
-          prefill_tokens_per_s=5000,
-          decode_tokens_per_s=100,
-          spread=0.0,
-          quantum_ms=1000,
-      ),
+      max(TEAMS),
+      exact.ROUND,
+      task_tokens=25_000,
+      wait_tokens=100,
+      wait_ms=4000,  # Waits of 5 s: some end whenever a turn does.
   )
-  count = len(tasks.optimum)
-  rules = [
-      roster.rules(
-          'flat',
-          ms,
-          num_agents=n,
-          max_hires=0,
-          awareness=True,
-          free_facts=True,
-      )
-      for n in TEAMS
-      for ms in times_ms
-  ]
-  each = len(rules)
-  rules = jax.tree.map(lambda *x: jnp.tile(jnp.stack(x), count), *rules)
-  tasks = jax.tree.map(lambda x: jnp.repeat(x, each, axis=0), tasks)
+  rules = exact.make_rules(TEAMS, times_ms, awareness=True, free_facts=True)
   policy = scripted.ListScheduler(collective)
-  played, _ = jax.jit(
-      lambda tasks, rules, keys: rollout.play(
-          collective, policy, (), tasks, rules, keys, chunk_size=512
-      )
-  )(tasks, rules, jax.random.split(jax.random.key(0), count * each))
-  return np.asarray(played.progress).reshape(count, len(TEAMS), len(times_ms))
+  played = exact.play(collective, policy, tasks, rules)
+  return played.progress.T.reshape(-1, len(TEAMS), len(times_ms))
 
 
 def sample(env, count):
@@ -125,10 +98,8 @@ def test_independent_assets_reach_the_bounds_if_the_best_come_first(
 ):
   tasks, progress = apart
   progress = progress[:, TEAMS.index(agents)]
-  turn_ms = jnp.array([RESEARCH_MS, TRADE_MS, TRADE_MS], jnp.int32)
-  limits_ms = jnp.array([ms - TASK_MS for ms in TIMES_MS if ms <= HORIZON_MS])
-  bound = lambda task, ms: APART.bounds(task, agents, ms, turn_ms).progress
-  bounds = jax.vmap(jax.vmap(bound, (None, 0)), (0, None))(tasks, limits_ms)
+  limits_ms = [ms - TASK_MS for ms in TIMES_MS if ms <= HORIZON_MS]
+  bounds = exact.bounds(APART, tasks, agents, limits_ms, TURN_MS).progress
   progress = progress[:, : len(limits_ms)]
   assert (progress <= bounds + 1e-5).all()
   if agents in (1, M):  # Others could stagger their rounds.
@@ -139,7 +110,7 @@ def test_independent_assets_reach_the_bounds_if_the_best_come_first(
 def together():
   """Tasks with partners and a budget, and their progress late and later."""
   tasks = sample(TOGETHER, 16)
-  return tasks, play(TOGETHER, tasks, (*TIMES_MS[:6], 300_000, 380_000))
+  return tasks, play(TOGETHER, tasks, LATER_MS)
 
 
 def test_exact_signals_lead_to_the_portfolio_of_hindsight(together):
@@ -157,11 +128,9 @@ def test_larger_teams_earn_more_but_not_in_proportion(together):
 
 def test_progress_never_exceeds_its_bound(together):
   tasks, progress = together
-  turn_ms = jnp.array([RESEARCH_MS, TRADE_MS, TRADE_MS], jnp.int32)
-  limits_ms = jnp.array((*TIMES_MS[:6], 300_000, 380_000)) - TASK_MS
+  limits_ms = np.array(LATER_MS) - TASK_MS
   for i, agents in enumerate(TEAMS):
-    bound = lambda task, ms, n=agents: TOGETHER.bounds(task, n, ms, turn_ms)
-    bounds = jax.vmap(jax.vmap(bound, (None, 0)), (0, None))(tasks, limits_ms)
+    bounds = exact.bounds(TOGETHER, tasks, agents, limits_ms, TURN_MS)
     assert (progress[:, i] <= bounds.progress + 1e-5).all()
 
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlcr_jax import collective as collective_lib
+from tests import worlds
 
 RESEARCH, BUY, SELL = trading.RESEARCH, trading.BUY, trading.SELL
 ENV = trading.Trading(num_assets=4, risk_budget=2, horizon_ms=100)
@@ -542,16 +542,11 @@ def test_without_coupling_it_does_not_matter_what_one_was_told():
   jax.tree.map(np.testing.assert_array_equal, *views)
 
 
-@functools.cache
-def sample(env, count=64):
-  """Tasks as numpy arrays. Without `jit`: the knobs compile nothing anew."""
-  keys = jax.random.split(jax.random.key(5), count)
-  return jax.device_get(jax.vmap(env.sample_task)(keys))
-
-
 @pytest.mark.parametrize('num_assets', [2, 3, 12])
 def test_partners_form_one_ring(num_assets):
-  tasks = sample(trading.Trading(num_assets=num_assets, risk_budget=1), 16)
+  tasks = worlds.sample(
+      trading.Trading(num_assets=num_assets, risk_budget=1), 16
+  )
   assert (tasks.needs.sum(axis=2) == 1).all()
   for needs, place in zip(tasks.needs, tasks.place, strict=True):
     partner, at = needs.argmax(axis=1), 0
@@ -564,7 +559,7 @@ def test_partners_form_one_ring(num_assets):
 def test_drifts_mix_an_assets_part_with_its_partners(combination):
   # Without noise a signal is the part.
   env = trading.Trading(combination=combination, noise=0.0)
-  tasks = sample(env)
+  tasks = worlds.sample(env)
   partner = (tasks.needs @ tasks.signal[..., None])[..., 0]
   mix = (1 - combination) * tasks.signal + combination * partner
   np.testing.assert_allclose(tasks.drift, mix, rtol=1e-5, atol=1e-6)
@@ -574,7 +569,8 @@ def test_drifts_mix_an_assets_part_with_its_partners(combination):
 
 def test_signals_are_as_noisy_as_the_knob_says():
   clean, noisy = (
-      sample(trading.Trading(noise=noise), 256).signal for noise in (0.0, 0.5)
+      worlds.sample(trading.Trading(noise=noise), 256).signal
+      for noise in (0.0, 0.5)
   )
   assert clean.std() == pytest.approx(1.0, abs=0.05)
   assert (noisy - clean).std() == pytest.approx(0.5, abs=0.025)
@@ -585,21 +581,9 @@ def test_signals_are_as_noisy_as_the_knob_says():
 
 @pytest.mark.parametrize('coupling', [0.0, 0.25, 1.0])
 def test_coupling_is_the_share_of_private_signals(coupling):
-  private = sample(trading.Trading(coupling=coupling)).private
+  private = worlds.sample(trading.Trading(coupling=coupling)).private
   slack = 0.05 * (0 < coupling < 1)
   assert private.mean() == pytest.approx(coupling, abs=slack)
-
-
-def _sampled(env):
-  return jax.tree.map(np.ndarray.tolist, sample(env))
-
-
-def _shortest(env):
-  return collective_lib.Collective(env).shortest_turn_ms()
-
-
-def _in_flight_is_visible(env):
-  return collective_lib.Collective(env).rules(60_000).awareness.tolist()
 
 
 def _profit(env):
@@ -607,79 +591,26 @@ def _profit(env):
   return env.progress(TASK, world, jnp.int32(1000)).tolist()
 
 
-# Knob: another value, and what it changes.
-KNOBS = {
-    'num_assets': (5, _sampled),
-    'risk_budget': (3, _sampled),
-    'combination': (1.0, _sampled),
-    'noise': (1.0, _sampled),
-    'horizon_ms': (4000, _profit),
-    'coupling': (0.0, _sampled),
-    'awareness': (True, _in_flight_is_visible),
-    'research_tokens': (4000.0, _shortest),
-    'research_tool_ms': (20_000, _shortest),
-    'trade_tokens': (4000.0, _shortest),
-    'trade_tool_ms': (20_000, _shortest),
-}
-
-
-def test_the_knobs_are_all_tested():
-  assert list(KNOBS) == [f.name for f in dataclasses.fields(ENV)]
-
-
-@pytest.mark.parametrize('knob', KNOBS)
-def test_every_knob_changes_something(knob):
-  value, observe = KNOBS[knob]
-  other = dataclasses.replace(ENV, **{knob: value})
-  assert observe(other) != observe(ENV)
-
-
-@pytest.mark.parametrize(
-    'knobs, message',
-    [
-        ({'num_assets': 1}, 'env.num_assets=1 {}: it must be >= 2.'),
-        (
-            {'risk_budget': 0},
-            'env.risk_budget=0 {}: it must be from 1 to num_assets=12.',
-        ),
-        (
-            {'risk_budget': 13},
-            'env.risk_budget=13 {}: it must be from 1 to num_assets=12.',
-        ),
-        (
-            {'combination': 1.5},
-            'env.combination=1.5 {}: it must be from 0 to 1.',
-        ),
-        ({'coupling': -0.1}, 'env.coupling=-0.1 {}: it must be from 0 to 1.'),
-        (
-            {'coupling': float('nan')},
-            'env.coupling=nan {}: it must be from 0 to 1.',
-        ),
-        ({'noise': -1.0}, 'env.noise=-1.0 {}: it must be >= 0 and finite.'),
-        (
-            {'noise': float('inf')},
-            'env.noise=inf {}: it must be >= 0 and finite.',
-        ),
-        ({'horizon_ms': 0}, 'env.horizon_ms=0 {}: it must be >= 1.'),
-        (
-            {'research_tokens': 0.5},
-            'env.research_tokens=0.5 {}: it must be >= 1 token.',
-        ),
-        (
-            {'research_tool_ms': -1},
-            'env.research_tool_ms=-1 {}: it must be >= 0.',
-        ),
-        (
-            {'trade_tokens': 0.5},
-            'env.trade_tokens=0.5 {}: it must be >= 1 token.',
-        ),
-        ({'trade_tool_ms': -1}, 'env.trade_tool_ms=-1 {}: it must be >= 0.'),
-    ],
+test_every_knob_changes_something = worlds.each_changes_something(
+    ENV,
+    num_assets=(5, worlds.sampled),
+    risk_budget=(3, worlds.sampled),
+    combination=(1.0, worlds.sampled),
+    noise=(1.0, worlds.sampled),
+    horizon_ms=(4000, _profit),
 )
-def test_a_bad_knob_is_an_error_that_says_what_is_allowed(knobs, message):
-  with pytest.raises(ValueError) as error:
-    trading.Trading(**knobs)
-  assert str(error.value) == message.format('is not allowed')
+test_a_bad_knob_is_an_error_that_says_what_is_allowed = (
+    worlds.bad_ones_are_refused(
+        trading.Trading,
+        ('num_assets', 1, '>= 2'),
+        ('risk_budget', 0, 'from 1 to num_assets=12'),
+        ('risk_budget', 13, 'from 1 to num_assets=12'),
+        ('combination', 1.5, 'from 0 to 1'),
+        ('noise', -1.0, '>= 0 and finite'),
+        ('noise', float('inf'), '>= 0 and finite'),
+        ('horizon_ms', 0, '>= 1'),
+    )
+)
 
 
 def test_a_task_as_text():

@@ -110,8 +110,9 @@ class ListScheduler(_Scripted):
     in_flight = obs.targets[:, len(names)] > 0
     rank = mine['rank'].astype(jnp.int32)
     verbs = self.collective.env.verbs
+    seen = obs.targets[:, : len(names)]
     act = self.collective.env.reference_verb(
-        obs.targets[:, : len(names)], obs.legal_target[: len(verbs)]
+        seen, obs.legal_target[: len(verbs)]
     )
     free = (column['open'] > 0) & ~in_flight
     free &= (column['missing'] > 0) | (act >= 0)
@@ -127,9 +128,9 @@ class ListScheduler(_Scripted):
     blocking = column['blocks_me']
     reads = found & (column['missing'][target] > 0)
     to_read, readable = _nth_best(blocking, need & (blocking > 0), 0)
-    ahead, useful = _nth_best(
-        blocking, can_learn & (column['wanted'] > 0), rank
-    )
+    later = self.collective.env.reference_fact(seen, obs.relations)
+    wanted = (column['wanted'] > 0) & (later > -jnp.inf)
+    ahead, useful = _nth_best(later, can_learn & wanted, rank)
     hires = obs.legal_verb[self.collective.verb(HIRE)]
     hires &= jnp.round(jnp.exp(2.0 * mine['log_team'])) < 1 + self.hires
     choices = (  # The first that applies.
