@@ -35,6 +35,8 @@ class Rollouts(NamedTuple):
   effective: chex.Array  # [B, V] int32, turns that had their effect.
   output_tokens: chex.Array  # [B, V] int32.
   team_size: chex.Array  # int32, most agents present at once.
+  hired: chex.Array  # int32, agents that hirings have brought.
+  productive: chex.Array  # int32, of those: with an effect on the world.
   curve: chex.Array  # [B, T] float32, progress at the times of `grid_ms`.
   iterations: chex.Array  # [] int32, of the event loop.
   decisions: chex.Array  # [] int32, taken in all B rollouts.
@@ -329,6 +331,8 @@ def summary(
       effective=states.ledger.effective,
       output_tokens=jax.vmap(collective.spent_tokens)(states),
       team_size=states.peak_team,
+      hired=states.ledger.hired,
+      productive=states.ledger.productive,
       curve=jnp.where(ended, progress[:, None], curve),
       iterations=iterations,
       decisions=taken,

@@ -314,6 +314,8 @@ def test_reads_the_columns_that_are_measured():
       effective=ints,
       output_tokens=ints,
       team_size=scalar,
+      hired=scalar,
+      productive=scalar,
       curve=np.zeros((2, 3)),
       iterations=np.array(1),
       decisions=np.array(6),
