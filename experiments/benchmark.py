@@ -138,7 +138,10 @@ class Benchmark:
     self.mesh = run.learner.mesh
     self.policy = HireAll(part.policy)
     self.learner = learner_lib.Learner(
-        {self.env: part._replace(policy=self.policy)}, self.config, self.mesh
+        {self.env: part._replace(policy=self.policy)},
+        self.config,
+        self.mesh,
+        run.config.incentive,
     )
     self.params = self.learner.init(jax.random.key(0)).params
     limits = jnp.full(self.config.tasks, run.config.deadline.final_ms)
@@ -161,7 +164,7 @@ class Benchmark:
 
   def full_update(self) -> tuple[float, int]:
     """Seconds of an update, and its decisions."""
-    knobs = self.config.knobs(0, 2)
+    knobs = self.run.config.knobs(0, 2)
     update = jax.jit(self.learner.update)  # Without donation, to repeat it.
     state = self.learner.init(jax.random.key(0))
     given = {self.env: self.index}, {self.env: self.rules}

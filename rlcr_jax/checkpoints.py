@@ -17,12 +17,8 @@ class CheckpointError(RuntimeError):
 
 def _storable(state: LearnerState) -> dict[str, object]:
   """A pytree of plain arrays: typed keys are stored as their data."""
-  return {
-      'params': state.params,
-      'opt_state': state.opt_state,
-      'step': state.step,
-      'key': jax.random.key_data(state.key),
-  }
+  stored = state._asdict() | {'key': jax.random.key_data(state.key)}
+  return {name: value for name, value in stored.items() if value is not None}
 
 
 class Checkpoints:
@@ -84,10 +80,7 @@ class Checkpoints:
           f' {int(found["step"])}: it must hold step {step}.'
       )
     return LearnerState(
-        params=found['params'],
-        opt_state=found['opt_state'],
-        step=found['step'],
-        key=jax.random.wrap_key_data(found['key']),
+        **(found | {'key': jax.random.wrap_key_data(found['key'])})
     )
 
   def close(self) -> None:

@@ -109,11 +109,13 @@ class Turn(NamedTuple):
 
 
 class Ledger(NamedTuple):
-  """What a collective has spent and achieved. [V] int32 each."""
+  """What a collective has spent and achieved. [V] int32 unless stated."""
 
   turns: chex.Array  # Turns begun.
   effective: chex.Array  # Turns that landed and had their effect.
   output_tokens: chex.Array  # Written until now; see `spent_tokens`.
+  hired: chex.Array  # [] int32, agents that hirings have brought.
+  productive: chex.Array  # [] int32, of those: with an effect on the world.
 
 
 class CollectiveState(NamedTuple):
@@ -128,6 +130,7 @@ class CollectiveState(NamedTuple):
   turn: Turn
   turn_index: chex.Array  # [N] int32, turns begun by each agent.
   effective: chex.Array  # [N] bool: the last turn had its effect.
+  acted: chex.Array  # [N] bool: was here first, or had an effect on the world.
   agent_keys: jax.Array  # [N] keys.
   mail: channels.Mail
   stage_steps: chex.Array  # [N] int32, turns since the last one of agent 0.
@@ -170,6 +173,11 @@ class Collective:
   def num_agents(self) -> int:
     """N, seats of one island."""
     return self.config.seats
+
+  @property
+  def num_seats(self) -> int:
+    """Seats of all islands."""
+    return self.config.islands * self.config.seats
 
   def rules(self, deadline_ms, **changes) -> Rules:
     """The rules of this organisation in this world; see `roster.rules`."""
@@ -217,13 +225,14 @@ class Collective:
         turn=self._onboarding(zeros, zeros),
         turn_index=zeros,
         effective=none,
+        acted=present,
         agent_keys=jax.vmap(jax.random.fold_in, (None, 0))(key, seats),
         mail=channels.reset(n, m, self.config.issues, self.config.archive),
         stage_steps=zeros,
         critical_steps=jnp.int32(0),
         peak_team=rules.team_start,
         progress_ms=jnp.int32(0),
-        ledger=Ledger(spent, spent, spent),
+        ledger=Ledger(spent, spent, spent, jnp.int32(0), jnp.int32(0)),
     )
 
   def _onboarding(self, start_ms: chex.Array, board_tokens: chex.Array) -> Turn:
@@ -388,6 +397,8 @@ class Collective:
       )
       mail = mail._replace(archive=archive)
       effective &= ~(is_verb(ARCHIVE) | is_verb(LOOK_UP)) | served
+    works = effective & in_world
+    ledger = self._settle(state, lands, effective, fired, now_ms)
     arrival = self._onboarding(
         jnp.full_like(turn.start_ms, now_ms), mail.board_tokens
     )
@@ -400,9 +411,13 @@ class Collective:
             lambda new, old: jnp.where(hired, new, old), arrival, turn
         ),
         effective=jnp.where(lands, effective, state.effective) & ~hired,
+        acted=(state.acted | works) & ~hired,
         mail=channels.forget(mail, hired),
         peak_team=jnp.maximum(state.peak_team, jnp.sum(present)),
-        ledger=self._settle(state, lands, effective, fired, now_ms),
+        ledger=ledger._replace(
+            hired=ledger.hired + jnp.sum(hired),
+            productive=ledger.productive + jnp.sum(works & ~state.acted),
+        ),
     )
 
   def _settle(self, state, lands, effective, fired, now_ms) -> Ledger:

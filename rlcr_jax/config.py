@@ -16,9 +16,11 @@ from envs import registry
 from envs.base import Environment
 from envs.base import require
 import ml_collections
+from rlcr_jax import advantages
 from rlcr_jax import clock
 from rlcr_jax import collective as collective_lib
 from rlcr_jax import deadlines
+from rlcr_jax import incentives
 from rlcr_jax import learner
 from rlcr_jax.llm.config import LlmConfig
 from rlcr_jax.policies import transformer
@@ -73,6 +75,7 @@ _SECTIONS = {
     'collective': collective_lib.CollectiveConfig,
     'latency': clock.LatencyModel,
     'deadline': deadlines.DeadlineConfig,
+    'incentive': incentives.IncentiveConfig,
     'rlcr': learner.RlcrConfig,
     'policy': transformer.TransformerConfig,
     'llm': LlmConfig,
@@ -91,6 +94,7 @@ class Resolved:
   collective: collective_lib.CollectiveConfig
   latency: clock.LatencyModel
   deadline: deadlines.DeadlineConfig
+  incentive: incentives.IncentiveConfig
   rlcr: learner.RlcrConfig
   policy_name: str  # One of POLICIES; a policy ignores the others' sections.
   policy: transformer.TransformerConfig
@@ -111,6 +115,28 @@ class Resolved:
         self.evaluation.first_ms or self.deadline.first_ms,
         self.evaluation.final_ms or self.deadline.final_ms,
     )
+
+  def knobs(self, step: int, steps: int) -> learner.Knobs:
+    """The scheduled numbers of one update."""
+    scheduled = self.incentive.knobs(step, steps)
+    return self.rlcr.knobs(step, steps)._replace(incentive=scheduled)
+
+  def warnings(self) -> list[str]:
+    """What is allowed but known to do harm."""
+    told = []
+    if (
+        self.incentive.name == 'latency_penalty'
+        and self.incentive.penalty > 0
+        and self.rlcr.advantage in advantages.STANDARDISED
+    ):
+      told.append(
+          f'rlcr.advantage={self.rlcr.advantage!r} divides by the deviation of'
+          ' the returns, in which incentive.name=latency_penalty has put'
+          ' latency: where all rollouts of a task have the same progress,'
+          ' differences in time count as much as those in progress elsewhere.'
+          ' This is known to hurt (ThreadWeaver): use group_mean or rloo.'
+      )
+    return told
 
   def tasks(self) -> dict[str, int]:
     """How many tasks of an update each environment has: its share, or one."""
@@ -244,7 +270,21 @@ def _check_together(resolved: Resolved) -> None:
       resolved.rlcr.tasks,
       f'>= {len(resolved.envs)}, one for each environment',
   )
-  resolved.collective.rules(1)  # The organisation exists.
+  hiring = bool(resolved.collective.rules(1).hiring)  # If it exists at all.
+  require(
+      hiring or resolved.incentive.name != 'parl',
+      'incentive.name',
+      resolved.incentive.name,
+      'another one than parl where nobody can hire, as with'
+      f' collective.organisation={resolved.collective.organisation!r}',
+  )
+  flat = tuple(advantages.ESTIMATORS)
+  require(
+      resolved.policy_name != 'llm' or resolved.rlcr.advantage in flat,
+      'rlcr.advantage',
+      resolved.rlcr.advantage,
+      f'one of {flat} with policy.name=llm, which has no critic',
+  )
   require(
       resolved.policy_name != 'llm' or not resolved.collective.freezes,
       'collective.organisation',

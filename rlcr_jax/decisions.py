@@ -65,10 +65,11 @@ def append(buffer: Buffer, chunk: Decision, count: chex.Array) -> Buffer:
 def chunk(buffer: Buffer, index: chex.Array, size: int) -> Decision:
   """Rows `[index * size, (index + 1) * size)`; zeros beyond `count`.
 
-  The last chunk may be cut by the end of the storage; it is then read from
-  further in front, and rows that an earlier chunk held are zeros too.
+  The rows of the buffer may be any pytree, [capacity + C] each. The last chunk
+  may be cut by the end of the storage; it is then read from further in front,
+  and rows that an earlier chunk held are zeros too.
   """
-  total = buffer.rows.rollout.shape[0]
+  total = jax.tree.leaves(buffer.rows)[0].shape[0]
   start = index * size
   first = jnp.minimum(start, total - size)
   rows = jax.tree.map(

@@ -1,10 +1,10 @@
 """From parameters to better parameters: one jitted update.
 
-An update plays P groups of G rollouts, turns their returns into one flat
-advantage per collective, and follows the policy gradient over the packed
-decisions. It is one `shard_map` over a `data` axis: each device plays whole
-groups in an event loop of its own, and devices meet once per gradient, to add
-up gradients and counts.
+An update plays P groups of G rollouts, turns their returns into advantages (by
+default one flat number per collective), and follows the policy gradient over
+the packed decisions. It is one `shard_map` over a `data` axis: each device
+plays whole groups in an event loop of its own, and devices meet once per
+gradient, to add up gradients and counts.
 """
 
 import dataclasses
@@ -20,16 +20,21 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec
 import optax
 from rlcr_jax import advantages
+from rlcr_jax import critic as critic_lib
 from rlcr_jax import decisions
 from rlcr_jax import incentives
 from rlcr_jax import losses
 from rlcr_jax import rollout
 from rlcr_jax.collective import Collective
+from rlcr_jax.critic import CriticState
+from rlcr_jax.incentives import IncentiveConfig
+from rlcr_jax.policies.base import Critic
 from rlcr_jax.policies.base import Params
 from rlcr_jax.policies.base import Policy
 from rlcr_jax.roster import Rules
 
 DATA = 'data'  # Name of the mesh axis.
+_CRITIC = 1 << 16  # Folded into a key; far from the counts that layers fold in.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +43,11 @@ class RlcrConfig:
 
   tasks: int = 16  # P, groups per update.
   group_size: int = 16  # G, rollouts per task.
-  incentive: str = 'deadline_return'
-  advantage: str = 'group_mean'  # group_mean, rloo or z_score.
+  advantage: str = 'group_mean'  # One of advantages.ESTIMATORS, or gae.
+  gamma: float = 1.0  # gae: discount.
+  gae_lambda: float = 1.0  # gae: per decision; below 1 the critic is believed.
+  discount_per: str = 'turn'  # gae: what gamma is per, turn or second.
+  critic_learning_rate: float = 4e-3  # gae.
   loss: str = 'reinforce'  # reinforce or clipped_surrogate.
   clip: float = 0.2  # clipped_surrogate: epsilon.
   epochs: int = 1  # Gradient steps per batch; more needs clipped_surrogate.
@@ -59,8 +67,8 @@ class RlcrConfig:
 
   def __post_init__(self):
     tables = {
-        'incentive': tuple(incentives.INCENTIVES),
-        'advantage': tuple(advantages.ESTIMATORS),
+        'advantage': (*advantages.ESTIMATORS, advantages.GAE),
+        'discount_per': advantages.DISCOUNTS,
         'loss': tuple(losses.LOSSES),
         'aggregation': losses.AGGREGATIONS,
     }
@@ -71,12 +79,22 @@ class RlcrConfig:
       value = getattr(self, field)
       require(value >= 1, f'rlcr.{field}', value, '>= 1')
     require(
-        self.group_size >= 2,
+        self.group_size >= (1 if self.advantage == advantages.GAE else 2),
         'rlcr.group_size',
         self.group_size,
-        '>= 2, since an advantage is relative to the other rollouts of a task',
+        '>= 2, since an advantage is relative to the other rollouts of a task'
+        ' (>= 1 with rlcr.advantage=gae)',
     )
-    for field in ('learning_rate', 'max_grad_norm', 'clip', 'constant'):
+    require(0 < self.gamma <= 1, 'rlcr.gamma', self.gamma, 'above 0, at most 1')
+    fits = 0 <= self.gae_lambda <= 1
+    require(fits, 'rlcr.gae_lambda', self.gae_lambda, 'from 0 to 1')
+    for field in (
+        'learning_rate',
+        'critic_learning_rate',
+        'max_grad_norm',
+        'clip',
+        'constant',
+    ):
       value = getattr(self, field)
       require(0 < value < math.inf, f'rlcr.{field}', value, '> 0 and finite')
     for field in (
@@ -105,7 +123,7 @@ class RlcrConfig:
     )
 
   def knobs(self, step: int, steps: int) -> 'Knobs':
-    """The scheduled numbers of one update."""
+    """The scheduled numbers of one update, without those of an incentive."""
     fraction = step / max(steps - 1, 1)
     line = lambda first, final: jnp.float32(first + (final - first) * fraction)
     return Knobs(
@@ -119,6 +137,7 @@ class Knobs(NamedTuple):
 
   learning_rate: chex.Array  # [] float32.
   entropy_bonus: chex.Array  # [] float32.
+  incentive: incentives.Knobs = {}  # Those of `IncentiveConfig.knobs`.
 
 
 class LearnerState(NamedTuple):
@@ -128,6 +147,7 @@ class LearnerState(NamedTuple):
   opt_state: optax.OptState
   step: chex.Array  # [] int32, updates done.
   key: jax.Array  # Never changes; steps and tasks are folded into it.
+  critic: CriticState | None = None  # With rlcr.advantage=gae only.
   frozen: Params | None = None  # Of agents that do not learn, where there are.
 
 
@@ -140,7 +160,7 @@ class Update(NamedTuple):
   entropy: chex.Array  # Mean per trained decision, nats.
   grad_norm: chex.Array  # Before clipping.
   log_prob_gap: chex.Array  # Mean |sampled - recomputed| log-probability.
-  informative: chex.Array  # Share of groups with a signal.
+  informative: chex.Array  # Share of groups that were learned from.
   nonfinite_groups: chex.Array  # Groups dropped for a non-finite return.
   overflow: chex.Array  # bool: the buffer was full; nothing was learned.
   finite: chex.Array  # bool: loss, gradient and new parameters are finite.
@@ -154,26 +174,37 @@ class Part(NamedTuple):
   policy: Policy  # The parts' policies share their parameters.
   tasks: int  # Groups per update.
   weight: float = 1.0  # Of its loss; those of all parts add up to 1.
+  critic: Critic | None = None  # The parts' critics share parameters as well.
+
+
+class _Rows(NamedTuple):
+  """Decisions, and what each is learned with. [D] each."""
+
+  decision: decisions.Decision
+  weight: chex.Array  # float32, in the loss; 0: not learned from.
+  advantage: chex.Array  # float32.
+  target: chex.Array | None  # float32, of the critic.
 
 
 class _Batch(NamedTuple):
   """What one device has played of one part."""
 
   rollouts: rollout.Rollouts  # [b].
-  buffer: decisions.Buffer
+  buffer: decisions.Buffer  # Of `_Rows`.
   returns: chex.Array  # [p, G] float32.
-  scored: advantages.Advantages
-  weight: chex.Array  # [b, N] float32, of each decision of an agent.
+  groups: advantages.Groups  # [p]; `informative` are those learned from.
   trained: chex.Array  # [] int32, decisions that are learned from.
+  explained: chex.Array | None  # [], variance of returns, by the critic.
 
 
 class _Sums(NamedTuple):
   """Accumulated over chunks."""
 
-  grads: Params
+  grads: tuple[Params, Params | None]  # Of the policy and of the critic.
   loss: chex.Array
   entropy: chex.Array
   gap: chex.Array
+  critic_loss: chex.Array | None
 
 
 def default_mesh(tasks: int, devices: int = 0) -> Mesh:
@@ -249,6 +280,7 @@ class Learner:
       parts: dict[str, Part],
       config: RlcrConfig,
       mesh: Mesh | None = None,
+      incentive: IncentiveConfig | None = None,
   ):
     """Compiles nothing yet.
 
@@ -257,8 +289,18 @@ class Learner:
         the weighted sum of their gradients.
       config: of the update.
       mesh: whose `data` axis divides the tasks of every part.
+      incentive: what is reinforced; None: the return at the deadline.
     """
     self.parts, self.config = parts, config
+    self.incentive = incentive or IncentiveConfig()
+    if config.advantage == advantages.GAE:
+      lacks = [name for name, part in parts.items() if part.critic is None]
+      require(
+          not lacks,
+          'rlcr.advantage',
+          advantages.GAE,
+          f'another: {lacks} lack a critic',
+      )
     self.mesh = mesh or default_mesh(
         math.gcd(*(p.tasks for p in parts.values()))
     )
@@ -279,10 +321,14 @@ class Learner:
   def init(self, key: jax.Array) -> LearnerState:
     """The state before the first update, on all devices of the mesh."""
     key_params, key_run = jax.random.split(key)
-    policy = next(iter(self.parts.values())).policy
-    params = policy.init(key_params)
+    part = next(iter(self.parts.values()))
+    params = part.policy.init(key_params)
+    critic = None
+    if self.config.advantage == advantages.GAE:
+      fresh = part.critic.init(jax.random.fold_in(key_params, _CRITIC))
+      critic = CriticState(fresh, self._optimizer.init(fresh))
     state = LearnerState(
-        params, self._optimizer.init(params), jnp.int32(0), key_run
+        params, self._optimizer.init(params), jnp.int32(0), key_run, critic
     )
     if self._organisation.freezes:
       state = state._replace(frozen=jax.tree.map(jnp.copy, params))
@@ -305,16 +351,16 @@ class Learner:
 
     Returns:
       The next state and what happened, part by part. Where `overflow` is set,
-      `finite` is not or no group is informative, parameters and optimiser are
-      those of before.
+      `finite` is not or there is nothing to learn from, parameters, optimiser
+      and critic are those of before.
     """
     return self.update(state, self.index(), rules, knobs)
 
   def _play(
-      self, part: Part, state: LearnerState, key, index, rules: Rules
+      self, part: Part, state: LearnerState, key, index, rules, knobs: Knobs
   ) -> _Batch:
     """Plays and scores this device's groups of one part."""
-    config, total = self.config, functools.partial(jax.lax.psum, axis_name=DATA)
+    config = self.config
     rollouts, buffer = rollout.play_groups(
         part.collective,
         part.policy,
@@ -327,29 +373,75 @@ class Learner:
         chunk_size=config.chunk_size,
         capacity=config.max_decisions * config.group_size * index.shape[0],
     )
-    returns = incentives.INCENTIVES[config.incentive](rollouts)
-    returns = returns.reshape(-1, config.group_size)  # [p, G]
-    scored = advantages.estimate(config.advantage, returns)
-
-    in_play = jnp.repeat(scored.informative, config.group_size)  # [b]
-    rows = buffer.rows
-    used = rows.trainable & (jnp.arange(rows.agent.shape[0]) < buffer.count)
-    agents = part.collective.num_agents * part.collective.config.islands
-    counts = jnp.zeros((returns.size, agents), jnp.int32)
-    counts = counts.at[rows.rollout, rows.agent].add(used)
-    weight = losses.weights(
-        config.aggregation,
-        counts * in_play[:, None],
-        config.constant,
-        total,
+    returns = incentives.score(
+        self.incentive, rollouts, config.group_size, knobs.incentive
     )
+    return self._prepare(part, state.critic, rollouts, buffer, returns)
+
+  def _prepare(
+      self,
+      part: Part,
+      critic: CriticState | None,
+      rollouts: rollout.Rollouts,
+      buffer: decisions.Buffer,
+      returns: chex.Array,
+  ) -> _Batch:
+    """Gives every decision its weight and its advantage."""
+    config, total = self.config, functools.partial(jax.lax.psum, axis_name=DATA)
+    rows = buffer.rows
+    seats = rows.rollout, rows.agent
+    used = rows.trainable & (jnp.arange(rows.agent.shape[0]) < buffer.count)
+    counts = jnp.zeros((returns.size, part.collective.num_seats), jnp.int32)
+    counts = counts.at[seats].add(used)
+    target = explained = None
+    if critic is None:
+      scored = advantages.estimate(
+          config.advantage, returns, counts.reshape(*returns.shape, -1)
+      )
+      groups = advantages.Groups(scored.informative, scored.finite)
+      advantage = scored.values.reshape(counts.shape)[seats]
+    else:
+      _, finite = advantages.groups(returns)
+      groups = advantages.Groups(finite, finite)
+      used &= jnp.repeat(finite, config.group_size)[rows.rollout]
+      found = critic_lib.values(
+          part.critic, critic.params, buffer, config.chunk_size
+      )
+      advantage = self._gae(part, rollouts, rows, returns, found, used)
+      target = jnp.where(used, advantage + found, 0.0)
+      explained = critic_lib.explained_variance(found, target, used, total)
+
+    in_play = jnp.repeat(groups.informative, config.group_size)  # [b]
+    counts *= in_play[:, None]
+    weight = losses.weights(config.aggregation, counts, config.constant, total)
+    weight = jnp.where(used & in_play[rows.rollout], weight[seats], 0.0)
+    # Others may come from another policy: with any number here their ratio
+    # might overflow, and then weight 0 would not keep the gradient finite.
+    rows = rows._replace(log_prob=jnp.where(weight > 0, rows.log_prob, 0.0))
     return _Batch(
         rollouts=rollouts,
-        buffer=buffer,
+        buffer=buffer._replace(rows=_Rows(rows, weight, advantage, target)),
         returns=returns,
-        scored=scored,
-        weight=jnp.where(in_play[:, None], weight, 0.0),
-        trained=jnp.sum(counts * in_play[:, None]),
+        groups=groups,
+        trained=jnp.sum(counts),
+        explained=explained,
+    )
+
+  def _gae(
+      self, part: Part, rollouts, rows: decisions.Decision, returns, found, used
+  ) -> chex.Array:
+    """Advantages [D] by the critic's values `found` [D], where `used` [D]."""
+    config = self.config
+    seat = rows.rollout * part.collective.num_seats + rows.agent
+    return advantages.gae(
+        found,
+        returns.reshape(-1)[rows.rollout],
+        rows.start_ms,
+        rollouts.time_ms[rows.rollout],
+        jnp.where(used, seat, -1),
+        gamma=config.gamma,
+        lambda_=config.gae_lambda,
+        discount_per=config.discount_per,
     )
 
   def _update(self, state: LearnerState, index, rules, knobs: Knobs):
@@ -358,66 +450,69 @@ class Learner:
     key = jax.random.fold_in(state.key, state.step)
     state = state._replace(frozen=self._snapshot(state))
     batches = {
-        name: self._play(part, state, key, index[name], rules[name])
+        name: self._play(part, state, key, index[name], rules[name], knobs)
         for name, part in self.parts.items()
     }
 
     def epoch(_, carry):
-      params, opt_state, *_ = carry
+      (params, opt_state, critic), *_ = carry
+      of_critic = None if critic is None else critic.params
       sums = {
-          name: self._gradient(self.parts[name].policy, params, batch, knobs)
+          name: self._gradient(
+              self.parts[name], (params, of_critic), batch, knobs
+          )
           for name, batch in batches.items()
       }
       sums = total(sums)
-      grads = mixed(
+      grads, critic_grads = mixed(
           {name: s.grads for name, s in sums.items()},
           {name: part.weight for name, part in self.parts.items()},
       )
       params, opt_state = descend(
           self._optimizer, params, opt_state, grads, knobs.learning_rate
       )
-      return params, opt_state, sums, optax.tree.norm(grads)
+      if critic is not None:
+        rate = jnp.float32(config.critic_learning_rate)
+        critic = CriticState(
+            *descend(self._optimizer, *critic, critic_grads, rate)
+        )
+      learned = params, opt_state, critic
+      return learned, sums, optax.tree.norm(grads)
 
-    first = carry = epoch(0, (state.params, state.opt_state))
+    before = state.params, state.opt_state, state.critic
+    first = carry = epoch(0, (before,))
     if config.epochs > 1:
       carry = jax.lax.fori_loop(1, config.epochs, epoch, carry)
-    params, opt_state, sums, norm = carry
+    learned, sums, norm = carry
 
     overflow = jnp.stack([b.buffer.overflow for b in batches.values()])
     overflow = total(jnp.sum(overflow, dtype=jnp.int32)) > 0
-    finite = all_finite((params, [s.loss for s in sums.values()], norm))
-    informative = {
-        name: total(jnp.sum(b.scored.informative))
-        for name, b in batches.items()
-    }
-    keep = overflow | ~finite | (sum(informative.values()) == 0)
-    choose = lambda old, new: jax.tree.map(
-        lambda a, b: jnp.where(keep, a, b), old, new
+    numbers = [(s.loss, s.critic_loss) for s in sums.values()]
+    critic_params = None if learned[2] is None else learned[2].params
+    finite = all_finite((learned[0], critic_params, numbers, norm))
+    trained = {name: total(b.trained) for name, b in batches.items()}
+    keep = overflow | ~finite | (sum(trained.values()) == 0)
+    params, opt_state, critic = jax.tree.map(
+        lambda old, new: jnp.where(keep, old, new), before, learned
     )
-    gather = lambda x: jax.lax.all_gather(x, DATA, tiled=True)
-    updates = {}
-    for name, batch in batches.items():
-      trained = jnp.maximum(total(batch.trained), 1)
-      updates[name] = Update(
-          rollouts=gather_rollouts(batch.rollouts),
-          returns=gather(batch.returns),
-          loss=sums[name].loss,
-          entropy=sums[name].entropy / trained,
-          grad_norm=norm,
-          # Later epochs differ by what was learned.
-          log_prob_gap=first[2][name].gap / trained,
-          informative=informative[name] / self.parts[name].tasks,
-          nonfinite_groups=total(jnp.sum(~batch.scored.finite)),
-          overflow=overflow,
-          finite=finite,
-      )
+    updates = {
+        name: self._told(
+            batch,
+            first[1][name],
+            sums[name],
+            jnp.maximum(trained[name], 1),
+            grad_norm=norm,
+            overflow=overflow,
+            finite=finite,
+        )
+        for name, batch in batches.items()
+    }
     return (
-        LearnerState(
-            params=choose(state.params, params),
-            opt_state=choose(state.opt_state, opt_state),
+        state._replace(
+            params=params,
+            opt_state=opt_state,
             step=state.step + 1,
-            key=state.key,
-            frozen=state.frozen,
+            critic=critic,
         ),
         updates,
     )
@@ -432,34 +527,71 @@ class Learner:
         lambda new, old: jnp.where(fresh, new, old), state.params, state.frozen
     )
 
+  def _told(
+      self, batch: _Batch, first: _Sums, sums: _Sums, trained, **whole
+  ) -> Update:
+    """What is told of one part, given the sums of the first and last epoch."""
+    total = functools.partial(jax.lax.psum, axis_name=DATA)
+    tasks = total(batch.groups.finite.size)
+    extra = {}
+    if batch.explained is not None:
+      extra = {
+          'critic_loss': sums.critic_loss,
+          'explained_variance': batch.explained,
+      }
+    return Update(
+        rollouts=gather_rollouts(batch.rollouts),
+        returns=jax.lax.all_gather(batch.returns, DATA, tiled=True),
+        loss=sums.loss,
+        entropy=sums.entropy / trained,
+        # Later epochs differ by what was learned.
+        log_prob_gap=first.gap / trained,
+        informative=total(jnp.sum(batch.groups.informative)) / tasks,
+        nonfinite_groups=total(jnp.sum(~batch.groups.finite)),
+        extra=extra,
+        **whole,
+    )
+
   def _gradient(
-      self, policy: Policy, params: Params, batch: _Batch, knobs: Knobs
+      self,
+      part: Part,
+      params: tuple[Params, Params | None],
+      batch: _Batch,
+      knobs: Knobs,
   ) -> _Sums:
     """Sums over this device's decisions of one part, chunk by chunk."""
     config, size = self.config, self.config.chunk_size
     loss_of = losses.LOSSES[config.loss]
-    buffer, weight = batch.buffer, batch.weight
-    advantage = batch.scored.values.reshape(-1)
+    buffer = batch.buffer
 
     def chunk_loss(params, index):
+      policy, critic = params
       rows = decisions.chunk(buffer, index, size)
-      w = jnp.where(rows.trainable, weight[rows.rollout, rows.agent], 0.0)
-      log_prob, entropy = policy.log_prob(params, rows.observation, rows.action)
-      term = loss_of(
-          log_prob, rows.log_prob, advantage[rows.rollout], config.clip
+      decision, trained = rows.decision, rows.weight > 0
+      log_prob, entropy = part.policy.log_prob(
+          policy, decision.observation, decision.action
       )
-      loss = jnp.sum(w * (term - knobs.entropy_bonus * entropy))
-      trained = w > 0
-      gap = jnp.sum(jnp.where(trained, jnp.abs(log_prob - rows.log_prob), 0.0))
-      return loss, (jnp.sum(jnp.where(trained, entropy, 0.0)), gap)
+      term = loss_of(log_prob, decision.log_prob, rows.advantage, config.clip)
+      loss = jnp.sum(rows.weight * (term - knobs.entropy_bonus * entropy))
+      gap = jnp.abs(log_prob - decision.log_prob)
+      gap = jnp.sum(jnp.where(trained, gap, 0.0))
+      entropy = jnp.sum(jnp.where(trained, entropy, 0.0))
+      if critic is None:
+        return loss, (loss, entropy, gap, None)
+      error = part.critic.value(critic, decision.observation) - rows.target
+      critic_loss = jnp.sum(rows.weight * jnp.square(error))
+      return loss + critic_loss, (loss, entropy, gap, critic_loss)
 
-    gradient = jax.value_and_grad(chunk_loss, has_aux=True)
+    gradient = jax.grad(chunk_loss, has_aux=True)
 
     def body(index, sums: _Sums) -> _Sums:
-      (loss, (entropy, gap)), grads = gradient(params, index)
-      return jax.tree.map(jnp.add, sums, _Sums(grads, loss, entropy, gap))
+      grads, told = gradient(params, index)
+      return jax.tree.map(jnp.add, sums, _Sums(grads, *told))
 
     zero = jnp.float32(0)
     zeros = jax.tree.map(jnp.zeros_like, params)
+    nothing = _Sums(
+        zeros, zero, zero, zero, None if params[1] is None else zero
+    )
     chunks = (buffer.count + size - 1) // size
-    return jax.lax.fori_loop(0, chunks, body, _Sums(zeros, zero, zero, zero))
+    return jax.lax.fori_loop(0, chunks, body, nothing)

@@ -96,8 +96,12 @@ def summarise(
       'nonfinite_groups',
   )
   row |= {name: float(getattr(update, name)) for name in scalars}
-  row |= {name: float(value) for name, value in knobs._asdict().items()}
-  return row | {'decisions': float(decided)} | update.extra
+  scheduled = knobs._asdict()
+  for name, value in scheduled.pop('incentive').items():
+    scheduled[f'incentive_{name}'] = value
+  row |= {name: float(value) for name, value in scheduled.items()}
+  row['decisions'] = float(decided)
+  return row | {name: float(value) for name, value in update.extra.items()}
 
 
 def mixed(

@@ -38,6 +38,8 @@ class Rollouts(NamedTuple):
   output_tokens: chex.Array  # [B, V] int32.
   team_size: chex.Array  # int32, most agents present at once.
   critical_steps: chex.Array  # int32, see `Collective.steps`.
+  hired: chex.Array  # int32, agents that hirings have brought.
+  productive: chex.Array  # int32, of those: with an effect on the world.
   curve: chex.Array  # [B, T] float32, progress at the times of `grid_ms`.
   iterations: chex.Array  # [] int32, of the event loop.
   decisions: chex.Array  # [] int32, taken in all B rollouts.
@@ -341,6 +343,8 @@ def merge_islands(rollouts: Rollouts, count: int) -> Rollouts:
       output_tokens=total(apart.output_tokens),
       team_size=total(apart.team_size),
       critical_steps=jnp.max(apart.critical_steps, axis=1),
+      hired=total(apart.hired),
+      productive=total(apart.productive),
       curve=jnp.max(apart.curve, axis=1),
   )
 
@@ -391,6 +395,8 @@ def summary(
       output_tokens=jax.vmap(collective.spent_tokens)(states),
       team_size=states.peak_team,
       critical_steps=jax.vmap(collective.steps)(states),
+      hired=states.ledger.hired,
+      productive=states.ledger.productive,
       curve=jnp.where(ended, progress[:, None], curve),
       iterations=iterations,
       decisions=taken,

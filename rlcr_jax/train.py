@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -116,6 +117,8 @@ def build(
     ValueError: naming the field, its value and what is allowed.
   """
   resolved = config_lib.resolve(config)
+  for text in resolved.warnings():
+    _warn(text)
   collectives = resolved.make_collectives()
   if resolved.policy_name == 'llm':
     learner = _llm_learner(resolved, collectives, workdir, progress)
@@ -124,29 +127,34 @@ def build(
   return Run(config=resolved, learner=learner)
 
 
+@functools.cache
+def _warn(text: str) -> None:
+  """Once in a process, though a run is built to be checked and to be used."""
+  logging.warning('%s', text)
+
+
 def _learner(
     resolved: config_lib.Resolved, collectives: dict[str, Collective]
 ) -> learner_lib.Learner:
-  """One transformer for all environments."""
+  """One transformer for all environments, and one critic of its size."""
   vocabulary = None
   if len(collectives) > 1:
     vocabulary = transformer.Vocabulary.of(collectives.values())
   tasks = resolved.tasks()
-  parts = {
-      name: learner_lib.Part(
-          collective,
-          transformer.TransformerPolicy(
-              collective, resolved.policy, vocabulary
-          ),
-          tasks[name],
-          resolved.weights[name],
-      )
-      for name, collective in collectives.items()
-  }
+  parts = {}
+  for name, collective in collectives.items():
+    shared = collective, resolved.policy, vocabulary
+    parts[name] = learner_lib.Part(
+        collective,
+        transformer.TransformerPolicy(*shared),
+        tasks[name],
+        resolved.weights[name],
+        transformer.TransformerCritic(*shared),
+    )
   mesh = learner_lib.default_mesh(
       math.gcd(*tasks.values()), resolved.run.num_devices
   )
-  return learner_lib.Learner(parts, resolved.rlcr, mesh)
+  return learner_lib.Learner(parts, resolved.rlcr, mesh, resolved.incentive)
 
 
 def _llm_learner(resolved, collectives, workdir, progress):
@@ -261,7 +269,7 @@ def train_arm(
         jax.random.fold_in(schedule_key, step),
         config.rlcr.tasks,
     )
-    knobs = config.rlcr.knobs(step, steps)
+    knobs = config.knobs(step, steps)
     rules = run.rules(arm, limits)
     state, updates = run.learner.step(state, rules, knobs)
     updates = jax.device_get(updates)

@@ -11,6 +11,7 @@ import optax
 import pytest
 from rlcr_jax import checkpoints
 from rlcr_jax import learner
+from rlcr_jax.critic import CriticState
 
 
 def make_state(step, width=8, devices=1, seed=0):
@@ -97,6 +98,27 @@ def test_round_trip_is_bitwise(two_steps):
   # The key goes on as the same stream, not only as the same bits.
   expected = jax.random.normal(make_state(4, seed=4).key, (3,))
   np.testing.assert_array_equal(jax.random.normal(state.key, (3,)), expected)
+
+
+def with_critic(state):
+  """A state that has a critic too, of other numbers."""
+  other = make_state(0, seed=9)
+  critic = CriticState(other.params, other.opt_state)
+  return jax.device_put(state._replace(critic=critic), sharding(1))
+
+
+def test_a_critic_is_kept_too(tmp_path):
+  save(tmp_path, with_critic(make_state(3)))
+  state = restore(tmp_path, with_critic(make_state(0, seed=1)))
+  assert_same(state, with_critic(make_state(3)))
+
+
+@pytest.mark.parametrize('saved, asked', [(True, False), (False, True)])
+def test_with_and_without_a_critic_are_other_runs(tmp_path, saved, asked):
+  states = {True: with_critic(make_state(3)), False: make_state(3)}
+  save(tmp_path, states[saved])
+  with pytest.raises(checkpoints.CheckpointError):
+    restore(tmp_path, states[asked])
 
 
 @pytest.mark.parametrize('before, after', [(4, 1), (1, 4), (4, 2)])

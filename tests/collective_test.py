@@ -399,6 +399,49 @@ def test_a_seat_that_is_filled_again_is_a_newcomers():
   assert (game.now_ms, game.ready) == (16_000, [1])
 
 
+def hires(game):
+  """How many were hired, and how many of them had an effect on the world."""
+  ledger = game.state.ledger
+  return int(ledger.hired), int(ledger.productive)
+
+
+def test_hires_are_counted_and_which_of_them_had_an_effect():
+  game = hired().act(0, 'wait', end_ms=8000)
+  assert hires(game) == (1, 0)
+  game.advance().act(0, 'work', 0).act(1, 'wait')  # To 10 and 9 s.
+  game.advance().act(1, 'tell', 0, peer=0, legal=False, end_ms=10_000).advance()
+  assert game.progress == 0.1  # By the CEO, who was not hired.
+  assert hires(game) == (1, 0)
+  game.act(0, 'wait', end_ms=20_000).act(1, 'read', 1, legal=False).advance()
+  assert hires(game) == (1, 0)  # Nothing illegal has an effect.
+  game.act(1, 'work', 1).advance()
+  assert hires(game) == (1, 1)
+  game.act(1, 'work', 1).advance()
+  assert (game.progress, hires(game)) == (0.4, (1, 1))  # Once is enough.
+
+
+def test_who_is_hired_anew_must_have_an_effect_anew():
+  game = hired().act(0, 'wait', end_ms=8000).advance()
+  game.act(1, 'work', 0).act(0, 'wait', end_ms=10_000).advance()
+  assert hires(game) == (1, 1)
+  game.act(0, 'fire', peer=1).act(1, 'wait', end_ms=30_000).advance()
+  game.act(0, 'hire').advance()
+  assert hires(game) == (2, 1)
+  game.act(0, 'wait', end_ms=40_000).advance().act(1, 'work', 1).advance()
+  assert hires(game) == (2, 2)
+
+
+def test_those_present_from_the_start_are_no_hires():
+  game = Game(LATE_MS).advance().act(0, 'work', 0)
+  game.act(1, 'wait').act(2, 'wait').advance(2)
+  assert game.progress == 0.1 and hires(game) == (0, 0)
+
+
+def test_a_full_team_brings_nobody():
+  game = ceo(max_hires=1).act(0, 'hire').advance().act(0, 'hire').advance()
+  assert hires(game) == (1, 0)
+
+
 def test_peak_team_is_the_most_present_at_once():
   assert Game(LATE_MS).state.peak_team == 3
   game = ceo()

@@ -11,7 +11,9 @@ from rlcr_jax import config as config_lib
 OTHER = {
     'collective.organisation': 'flat',
     'deadline.schedule': 'staged',
+    'incentive.name': 'latency_penalty',
     'rlcr.advantage': 'rloo',
+    'rlcr.discount_per': 'second',
     'rlcr.loss': 'clipped_surrogate',
     'rlcr.aggregation': 'agent_mean',
     'policy.name': 'llm',
@@ -19,7 +21,7 @@ OTHER = {
     'evaluation.final_ms': 900_000,  # At least the first deadline.
 }
 # Leaves of which there is one value only; anything else must be refused.
-SINGLE = ('env.name', 'rlcr.incentive')
+SINGLE = ('env.name',)
 
 
 def changed(**changes):
@@ -112,6 +114,8 @@ def test_the_only_value_is_the_only_one_allowed(name):
         ('deadline.schedule', 'sometimes', 'linear'),
         ('deadline.final_ms', 1, '>= deadline.first_ms='),
         ('deadline.ramp', 1.5, 'from 0 to 1'),
+        ('incentive.name', 'fame', 'deadline_return'),
+        ('incentive.anneal', 0.0, 'above 0, at most 1'),
         ('rlcr.group_size', 1, '>= 2'),
         ('rlcr.clip', float('nan'), '> 0'),
         ('policy.name', 'mlp', 'transformer'),
@@ -159,6 +163,56 @@ def test_a_deadline_shorter_than_any_action_is_told():
     config_lib.resolve(changed(**quick, deadline__first_ms=6999))
   assert 'deadline.first_ms=6999 is not allowed' in str(told.value)
   assert '>= 7000 ms' in str(told.value)
+
+
+def test_a_language_model_has_no_critic():
+  with pytest.raises(ValueError) as told:
+    config_lib.resolve(changed(policy__name='llm', rlcr__advantage='gae'))
+  text = str(told.value)
+  assert "rlcr.advantage='gae' is not allowed" in text
+  assert 'agent_z_score' in text and 'policy.name=llm' in text
+  config_lib.resolve(
+      changed(policy__name='llm', rlcr__advantage='agent_z_score')
+  )
+
+
+@pytest.mark.parametrize('organisation', ['solo', 'flat'])
+def test_hiring_is_not_rewarded_where_nobody_can_hire(organisation):
+  parl = {'incentive__name': 'parl'}
+  config_lib.resolve(changed(**parl))
+  with pytest.raises(ValueError, match="incentive.name='parl' is not allowed"):
+    config_lib.resolve(changed(collective__organisation=organisation, **parl))
+
+
+@pytest.mark.parametrize(
+    'changes, warned',
+    [
+        ({}, False),
+        ({'rlcr__advantage': 'z_score'}, True),
+        ({'rlcr__advantage': 'agent_z_score'}, True),
+        ({'rlcr__advantage': 'rloo'}, False),
+        ({'rlcr__advantage': 'z_score', 'incentive__penalty': 0.0}, False),
+        (
+            {'rlcr__advantage': 'z_score', 'incentive__name': 'toggle'},
+            False,
+        ),
+    ],
+)
+def test_latency_divided_by_a_deviation_is_warned_of(changes, warned):
+  changes = {'incentive__name': 'latency_penalty'} | changes
+  told = config_lib.resolve(changed(**changes)).warnings()
+  assert len(told) == warned
+  if warned:
+    assert changes['rlcr__advantage'] in told[0] and '\n' not in told[0]
+    assert 'latency_penalty' in told[0] and 'group_mean' in told[0]
+
+
+def test_knobs_are_those_of_the_update_and_of_the_incentive():
+  resolved = config_lib.resolve(changed(incentive__name='parl'))
+  knobs = resolved.knobs(0, 10)
+  assert knobs._replace(incentive={}) == resolved.rlcr.knobs(0, 10)
+  assert set(knobs.incentive) == {'parallel', 'finish'}
+  assert config_lib.resolve(changed()).knobs(0, 10).incentive == {}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from rlcr_jax import learner as learner_lib
 from rlcr_jax import losses
 from rlcr_jax import rollout
 from rlcr_jax import train
+from rlcr_jax.incentives import IncentiveConfig
 from rlcr_jax.learner import Knobs
 from rlcr_jax.learner import RlcrConfig
 from rlcr_jax.observation import Action
@@ -44,6 +45,16 @@ class Linear:
     return taken, -jnp.sum(jnp.exp(log_p) * log_p, axis=1)
 
 
+class Value:
+  """Linear in the two features."""
+
+  def init(self, key):
+    return {'v': 0.3 * jax.random.normal(key, (2,))}
+
+  def value(self, params, obs):
+    return obs.me @ params['v']
+
+
 class Played(NamedTuple):
   """What was decided in P groups of G rollouts, D decisions in each group.
 
@@ -51,6 +62,8 @@ class Played(NamedTuple):
   """
 
   progress: np.ndarray  # [P, G] float32.
+  time_ms: np.ndarray  # [P, G] int32.
+  start_ms: np.ndarray  # [P, D] int32.
   rollout: np.ndarray  # [P, D] int32, within the group.
   agent: np.ndarray  # [P, D] int32.
   me: np.ndarray  # [P, D, 2] float32.
@@ -65,6 +78,8 @@ def make_played(tasks=4, group_size=2, size=7, **changes):
   rng = np.random.default_rng(0)
   played = Played(
       progress=rng.random((tasks, group_size), np.float32),
+      time_ms=np.full((tasks, group_size), 1000 * size, np.int32),
+      start_ms=np.tile(np.arange(size, dtype=np.int32) * 1000, (tasks, 1)),
       rollout=rng.integers(0, group_size, (tasks, size), np.int32),
       agent=rng.integers(0, 2, (tasks, size), np.int32),
       me=rng.normal(size=(tasks, size, 2)).astype(np.float32),
@@ -98,7 +113,7 @@ def play_groups(collective, policy, params, key, index, played, **asked):
   rows = decisions.Decision(
       rollout=pack(played.rollout + place),
       agent=pack(played.agent),
-      start_ms=zeros,
+      start_ms=pack(played.start_ms),
       observation=obs,
       action=action,
       log_prob=policy.log_prob(params, obs, action)[0],
@@ -107,18 +122,22 @@ def play_groups(collective, policy, params, key, index, played, **asked):
   )
   count = jnp.int32(played.verb.size)
   progress = played.progress.reshape(-1)
-  rest = [jnp.zeros_like(progress)] * (len(rollout.Rollouts._fields) - 3)
-  rollouts = rollout.Rollouts(progress, *rest, jnp.int32(0), count)
+  blank = dict.fromkeys(rollout.Rollouts._fields, jnp.zeros_like(progress))
+  blank |= {'iterations': jnp.int32(0), 'decisions': count}
+  rollouts = rollout.Rollouts(**blank)._replace(
+      progress=progress, time_ms=played.time_ms.reshape(-1)
+  )
   return rollouts, decisions.Buffer(rows, count, jnp.any(played.overflow))
 
 
 def toy_part(tasks, **changes):
   config = collective_lib.CollectiveConfig(num_agents=2)
-  collective = types.SimpleNamespace(num_agents=2, config=config)
+  collective = types.SimpleNamespace(num_agents=2, num_seats=2, config=config)
+  changes = {'critic': Value()} | changes
   return learner_lib.Part(collective, Linear(), tasks, **changes)
 
 
-def new_learner(devices=1, **config):
+def new_learner(devices=1, incentive=None, **config):
   config = {
       'tasks': 4,
       'group_size': 2,
@@ -130,6 +149,7 @@ def new_learner(devices=1, **config):
       {'toy': toy_part(config['tasks'])},
       RlcrConfig(**config),
       learner_lib.default_mesh(config['tasks'], devices),
+      incentive,
   )
 
 
@@ -292,6 +312,43 @@ def test_mask_is_aligned_with_decisions(toy):
   assert update.entropy == pytest.approx(entropy, rel=1e-4)
 
 
+@pytest.mark.parametrize('advantage', ['group_mean', 'gae'])
+@pytest.mark.parametrize('loss', losses.LOSSES)
+def test_frozen_decisions_have_no_gradient_at_all(toy, loss, advantage):
+  """Whatever they were, the update is the same to the bit."""
+  mask = np.arange(28).reshape(4, 7) % 3 > 0
+  learner = toy(loss=loss, advantage=advantage)
+  played = make_played(trainable=mask)
+  clean = step(learner, played)[1:]
+  assert clean[1].grad_norm > 0
+  other = played._replace(
+      verb=np.where(mask, played.verb, 2 - played.verb),
+      me=np.where(mask[..., None], played.me, 50.0 - played.me),
+      start_ms=np.where(mask, played.start_ms, 0),
+  )
+  assert_equal(step(learner, other)[1:], clean)
+
+
+@pytest.mark.parametrize('advantage', ['group_mean', 'gae'])
+def test_chunks_and_updates_of_frozen_decisions_are_harmless(toy, advantage):
+  """Of seven chunks of four decisions the first three are not trained."""
+  mask = np.arange(28).reshape(4, 7) >= 12
+  learner = toy(advantage=advantage)
+  before, after, update = step(learner, make_played(trainable=mask))
+  assert update.finite and update.grad_norm > 0
+  assert (after.params['w'] != before.params['w']).any()
+  nothing = make_played(trainable=np.zeros((4, 7), bool))
+  moving, _ = tiny.learn(
+      learner, learner.init(jax.random.key(0)), make_played(), knobs()
+  )  # Adam has momentum.
+  before, after, update = step(
+      learner, nothing, knobs(entropy_bonus=0.5), state=moving
+  )
+  assert update.finite and update.grad_norm == 0 and update.loss == 0
+  assert after.step == before.step + 1
+  assert_equal(after._replace(step=0), before._replace(step=0))
+
+
 @pytest.mark.parametrize('chunk_size', [1, 5, 28, 1000])
 def test_update_does_not_depend_on_the_chunks(toy, chunk_size):
   whole, split = toy(), toy(chunk_size=chunk_size)
@@ -337,15 +394,16 @@ def test_a_nonfinite_return_costs_its_own_group_only(toy, bad, aggregation):
 def test_an_incentive_that_fails_on_one_group_costs_that_group(
     toy, monkeypatch
 ):
-  groups = jnp.repeat(jnp.arange(4), 2)
+  groups = jnp.arange(4)[:, None]
   monkeypatch.setitem(
       incentives.INCENTIVES,
       'broken',
-      lambda rollouts: jnp.where(groups == 2, NAN, rollouts.progress),
+      lambda config, played, knobs: jnp.where(
+          groups == 2, NAN, played.progress
+      ),
   )
-  learner, rest = toy(incentive='broken'), toy(
-      tasks=3, aggregation='decision_mean'
-  )
+  learner = toy(incentive=IncentiveConfig('broken'))
+  rest = toy(tasks=3, aggregation='decision_mean')
   _, after, update = step(learner, make_played())
   _, expected, _ = step(rest, without(make_played(), 2))
   assert update.nonfinite_groups == 1 and update.finite
@@ -443,6 +501,212 @@ def test_recomputed_log_probabilities_are_the_sampled_ones(toy):
   assert update.log_prob_gap == pytest.approx(0.0, abs=1e-6)
 
 
+# Agents of one rollout with advantages of their own.
+
+
+def test_agents_are_given_their_own_advantages(toy):
+  """Returns 0, 0 and 1; agent 1 decides in the last two, agent 0 in all.
+
+  Agent 0, once in each: mean 1/3, deviation sqrt(2)/3. Agent 1, twice and then
+  once: the same mean and deviation, of three decisions. Each has 1/6 of the
+  weight.
+  """
+  played = make_played(
+      tasks=1,
+      group_size=3,
+      size=6,
+      progress=np.float32([[0, 0, 1]]),
+      rollout=np.int32([[0, 1, 1, 1, 2, 2]]),
+      agent=np.int32([[0, 0, 1, 1, 0, 1]]),
+  )
+  learner = toy(tasks=1, group_size=3, advantage='agent_z_score')
+  before, after, _ = step(learner, played)
+  advantage = np.array([-1, -1, -1, -1, 2, 2]) / 2**0.5
+  w, expected = before.params['w'], np.zeros((2, 3))
+  for me, verb, a in zip(played.me[0], played.verb[0], advantage, strict=True):
+    prob = np.exp(me @ w) / np.exp(me @ w).sum()
+    expected -= a / 6 * np.outer(me, np.eye(3)[verb] - prob)
+  assert_close(gradient(learner, after)['w'], expected)
+
+
+# A critic.
+
+
+def gae_by_loop(played, v, gamma, lambda_):
+  """Advantages and values [P, D] per turn, agent by agent from its end."""
+  values = played.me.astype(np.float64) @ v
+  advantage = np.zeros(values.shape)
+  for p, g, n in np.ndindex(*played.progress.shape, 2):
+    rows = (played.rollout[p] == g) & (played.agent[p] == n)
+    ahead, discount, total = played.progress[p, g], 1.0, 0.0
+    for d in np.flatnonzero(rows & played.trainable[p])[::-1]:
+      total = discount * ahead - values[p, d] + discount * lambda_ * total
+      advantage[p, d], ahead, discount = total, values[p, d], gamma
+  return advantage, values
+
+
+@pytest.mark.parametrize('devices', [1, 4])
+@pytest.mark.parametrize('chunk_size', [4, 5, 1000])
+def test_gradients_of_policy_and_critic_by_gae(toy, devices, chunk_size):
+  learner = toy(
+      devices,
+      advantage='gae',
+      gamma=0.9,
+      gae_lambda=0.7,
+      chunk_size=chunk_size,
+  )
+  mask = np.arange(28).reshape(4, 7) % 5 > 0
+  played = make_played(trainable=mask)
+  before, after, update = step(learner, played)
+  w, v = before.params['w'], before.critic.params['v']
+  advantage, values = gae_by_loop(played, v, 0.9, 0.7)
+  of_policy, of_critic = np.zeros((2, 3)), np.zeros(2)
+  for p, d in zip(*np.nonzero(mask), strict=True):
+    me, verb = played.me[p, d].astype(np.float64), played.verb[p, d]
+    prob = np.exp(me @ w) / np.exp(me @ w).sum()
+    score = np.outer(me, np.eye(3)[verb] - prob)
+    of_policy -= advantage[p, d] * score / mask.sum()
+    of_critic -= 2 * advantage[p, d] * me / mask.sum()
+  assert_close(gradient(learner, after)['w'], of_policy)
+  assert_close(gradient(learner, after.critic)['v'], of_critic)
+  error, target = advantage[mask], (advantage + values)[mask]
+  np.testing.assert_allclose(
+      update.extra['critic_loss'], np.mean(error**2), rtol=1e-5
+  )
+  explained = 1 - np.var(error) / np.var(target)
+  np.testing.assert_allclose(
+      update.extra['explained_variance'], explained, rtol=1e-4, atol=1e-5
+  )
+  # Adam's first step is as long as the critic's own learning rate.
+  moved = after.critic.params['v'] - v
+  np.testing.assert_allclose(np.abs(moved), 4e-3, rtol=1e-3)
+
+
+def test_gae_learns_from_every_finite_group(toy):
+  """Also from those whose returns are equal, and from groups of one."""
+  played = make_played()
+  played.progress[1] = 0.35
+  played.progress[2, 1] = NAN
+  learner = toy(1, advantage='gae')
+  _, after, update = step(learner, played)
+  assert update.informative == 0.75 and update.nonfinite_groups == 1
+  rest = toy(tasks=3, advantage='gae')
+  _, expected, told = step(rest, without(played, 2))
+  assert update.finite and told.informative == 1.0
+  assert_close(gradient(learner, after), gradient(rest, expected))
+  assert_close(after.critic.params, expected.critic.params)
+  alone = toy(tasks=4, group_size=1, advantage='gae')
+  update = step(alone, make_played(group_size=1))[2]
+  assert update.informative == 1.0 and update.grad_norm > 0
+
+
+def test_overflow_leaves_the_critic_too(toy):
+  overflow = np.array([False, False, True, False])
+  before, after, update = step(
+      toy(advantage='gae'), make_played(overflow=overflow)
+  )
+  assert update.overflow
+  assert_equal(after._replace(step=0), before._replace(step=0))
+
+
+def test_a_critic_that_is_no_number_stops_the_update(toy):
+  learner = toy(advantage='gae')
+  state = learner.init(jax.random.key(0))
+  broken = state.critic._replace(params={'v': jnp.array([NAN, 0.0])})
+  state = state._replace(critic=broken)
+  before, after, update = step(learner, make_played(), state=state)
+  assert not update.finite
+  assert_equal(after.params, before.params)
+
+
+def test_several_epochs_move_the_critic_further(toy):
+  moved = {}
+  for epochs in (1, 3):
+    learner = toy(advantage='gae', loss='clipped_surrogate', epochs=epochs)
+    before, after, _ = step(learner, make_played())
+    moved[epochs] = after.critic.params['v'] - before.critic.params['v']
+    assert adam(after.critic).count == epochs
+  np.testing.assert_allclose(moved[3], 3 * moved[1], rtol=0.2)
+
+
+def learn_values(toy, played, updates=300):
+  learner = toy(advantage='gae', critic_learning_rate=0.02)
+  state = learner.init(jax.random.key(0))
+  explained = []
+  for _ in range(updates):
+    state, update = tiny.learn(learner, state, played, knobs(1e-3))
+    explained.append(float(update.extra['explained_variance']))
+  return np.asarray(state.critic.params['v']), explained, update
+
+
+def test_the_critic_learns_the_mean_return(toy):
+  """Every decision looks the same; the last feature is 0."""
+  played = make_played(me=np.float32([[[1, 0]] * 7] * 4))
+  value, explained, _ = learn_values(toy, played)
+  at = np.arange(4)[:, None], played.rollout
+  expected = played.progress[at].mean()  # Of the decisions' returns.
+  assert value[0] == pytest.approx(expected, abs=0.01)
+  assert explained[-1] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_the_critic_learns_to_explain_what_can_be_seen(toy):
+  """A feature says what the return will be."""
+  played = make_played()
+  seen = played.progress[np.arange(4)[:, None], played.rollout]
+  played.me[..., 0], played.me[..., 1] = 1.0, seen
+  value, explained, update = learn_values(toy, played)
+  assert explained[0] < 0.9 < 0.99 < explained[-1] <= 1.0
+  np.testing.assert_allclose(value, [0, 1], atol=0.05)
+  # What is foreseen is no advantage.
+  assert update.grad_norm < 0.01
+
+
+def test_without_gae_there_is_no_critic(toy):
+  before, after, update = step(toy(), make_played())
+  assert before.critic is None and after.critic is None and not update.extra
+  learner = toy()
+  parts = {'toy': toy_part(4, critic=None)}
+  learner_lib.Learner(parts, learner.config, learner.mesh)
+  config = dataclasses.replace(learner.config, advantage='gae')
+  with pytest.raises(ValueError, match="rlcr.advantage='gae'.*lack a critic"):
+    learner_lib.Learner(parts, config, learner.mesh)
+
+
+@pytest.mark.parametrize(
+    'incentive, scheduled',
+    [
+        (IncentiveConfig('latency_penalty', penalty=0.0), {}),
+        (IncentiveConfig('toggle'), {'budgeted': 0.0}),
+        (IncentiveConfig('parl'), {'parallel': 0.0, 'finish': 0.0}),
+    ],
+)
+def test_incentives_that_are_switched_off_change_nothing(
+    toy, incentive, scheduled
+):
+  """Neither do the fields of gae, where there is no critic; to the bit."""
+  expected = step(toy(), make_played())[1:]
+  learner = toy(
+      incentive=incentive, gamma=0.5, gae_lambda=0.5, discount_per='second'
+  )
+  off = {name: jnp.float32(value) for name, value in scheduled.items()}
+  after = step(learner, make_played(), knobs()._replace(incentive=off))[1:]
+  assert_equal(after, expected)
+
+
+def test_a_scheduled_incentive_compiles_once(toy):
+  incentive = IncentiveConfig('toggle', toggle_every=1, toggle_accuracy=0.5)
+  learner = toy(incentive=incentive)
+  played = make_played(time_ms=np.int32([[1, 2]] * 4))
+  played.progress[:] = 1.0
+  state, seen = learner.init(jax.random.key(0)), []
+  for index in range(4):
+    scheduled = knobs()._replace(incentive=incentive.knobs(index, 4))
+    state, update = tiny.learn(learner, state, played, scheduled)
+    seen.append(update.returns.tolist()[0])
+  assert seen == [[1.0, 0.0], [1.0, 1.0]] * 2  # The budget is 1.5 ms.
+  assert learner.update._cache_size() == 1
+
+
 # Configuration.
 
 # Everything matters here: ratios leave the clip, gradients are clipped.
@@ -466,8 +730,11 @@ BUSY = {
 CHANGES = {
     'tasks': 2,
     'group_size': 4,
-    'incentive': 'half',
     'advantage': 'z_score',
+    'gamma': 0.9,
+    'gae_lambda': 0.5,
+    'discount_per': 'second',
+    'critic_learning_rate': 0.1,
     'loss': 'reinforce',
     'clip': 0.3,
     'epochs': 2,
@@ -485,6 +752,10 @@ CHANGES = {
 }
 
 
+# What these fields change is the critic's.
+OF_GAE = ('gamma', 'gae_lambda', 'discount_per', 'critic_learning_rate')
+
+
 def observed(config):
   """Everything that can be told from two updates."""
   learner = new_learner(**config)
@@ -499,9 +770,9 @@ def observed(config):
   return repr((seen, sorted(ASKED.items())))
 
 
-observed_once = functools.cache(
-    lambda epochs: observed(BUSY | {'epochs': epochs})
-)
+@functools.cache
+def observed_once(**base):
+  return observed(BUSY | base)
 
 
 def test_the_test_below_knows_every_field():
@@ -509,14 +780,15 @@ def test_the_test_below_knows_every_field():
 
 
 @pytest.mark.parametrize('field', CHANGES)
-def test_every_field_changes_something(toy, monkeypatch, field):
+def test_every_field_changes_something(toy, field):
   del toy  # Used for its effect.
-  monkeypatch.setitem(
-      incentives.INCENTIVES, 'half', lambda played: played.progress / 2
-  )
-  epochs = 1 if field == 'loss' else 3
-  changed = observed(BUSY | {'epochs': epochs} | {field: CHANGES[field]})
-  assert changed != observed_once(epochs)
+  base = {'epochs': 1} if field == 'loss' else {}
+  if field in OF_GAE:
+    base = {'advantage': 'gae'}
+  if field == 'discount_per':
+    base['gamma'] = 0.8
+  changed = observed(BUSY | base | {field: CHANGES[field]})
+  assert changed != observed_once(**base)
 
 
 @pytest.mark.parametrize(
@@ -524,8 +796,12 @@ def test_every_field_changes_something(toy, monkeypatch, field):
     [
         ('tasks', 0, '>= 1'),
         ('group_size', 1, '>= 2, since an advantage is relative'),
-        ('incentive', 'fame', 'deadline_return'),
-        ('advantage', 'gae', 'group_mean'),
+        ('advantage', 'fame', 'agent_z_score'),
+        ('gamma', 0.0, 'above 0, at most 1'),
+        ('gamma', 1.1, 'above 0, at most 1'),
+        ('gae_lambda', -0.1, 'from 0 to 1'),
+        ('discount_per', 'hour', 'second'),
+        ('critic_learning_rate', 0.0, '> 0'),
         ('loss', 'mse', 'reinforce'),
         ('clip', 0.0, '> 0'),
         ('epochs', 0, '>= 1'),
@@ -569,7 +845,7 @@ def test_knobs_go_along_a_line_to_the_last_step(index, steps, rate, bonus):
       entropy_bonus=0.25,
       entropy_bonus_final=0.0,
   )
-  assert config.knobs(index, steps) == (rate, bonus)
+  assert config.knobs(index, steps) == (rate, bonus, {})
 
 
 def test_entropy_bonus_flattens_the_policy(toy):
@@ -644,6 +920,32 @@ def test_same_rollouts_and_gradient_for_any_chunks_and_devices(
   assert_close(gradient(other, after), gradient(run.learner, first[1]), 1e-4)
   for name in ('loss', 'entropy', 'grad_norm', 'informative'):
     assert_close(getattr(update, name), getattr(first[2], name), 1e-4)
+
+
+def test_the_same_by_gae_for_any_chunks_and_devices(run):
+  seen = []
+  for chunk_size, devices in ((32, 1), (128, 2), (1000, 4)):
+    config = dataclasses.replace(
+        run.config.rlcr,
+        advantage='gae',
+        gae_lambda=0.9,
+        discount_per='second',
+        gamma=0.99,
+        chunk_size=chunk_size,
+    )
+    mesh = learner_lib.default_mesh(config.tasks, devices)
+    learner = learner_lib.Learner(run.learner.parts, config, mesh)
+    _, after, update = step(learner, make_rules(run))
+    assert update.finite and update.informative == 1.0
+    seen.append(
+        (
+            gradient(learner, after),
+            gradient(learner, after.critic),
+            (update.loss, update.grad_norm, update.extra),
+        )
+    )
+  for other in seen[1:]:
+    assert_close(other, seen[0], 1e-3)
 
 
 @pytest.fixture(scope='module')

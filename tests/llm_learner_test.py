@@ -52,9 +52,10 @@ def one(tree):
   return jax.tree.map(lambda x: x[:1], tree)
 
 
-def few_tokens(played):
+def few_tokens(config, played, knobs):
   """An incentive that differs between rollouts of a model that babbles."""
-  return -jnp.asarray(played.output_tokens).sum(1) / 100.0
+  del config, knobs
+  return -jnp.asarray(played.output_tokens).sum(2) / 100.0
 
 
 @pytest.fixture(scope='module')
@@ -117,7 +118,7 @@ def test_without_any_signal_nothing_changes(run, start, monkeypatch):
   monkeypatch.setitem(
       incentives.INCENTIVES,
       'deadline_return',
-      lambda played: played.time_ms * 0,
+      lambda config, played, knobs: played.time_ms * 0,
   )
   state, update = tiny.learn(run.learner, start, rules(run), knobs(run))
   assert update.informative == 0
@@ -170,13 +171,57 @@ def test_every_token_has_its_weight_and_the_advantage_of_its_rollout(run):
     said.append(
         play.Said(rollout, agent, 0, 0, utterance, prompts.Command(0), True)
     )
-  scored = advantages.estimate('group_mean', jnp.array([[1.0, 0.0], [1, 1]]))
-  samples = run.learner._samples(said, scored, 3)
+  scored = advantages.estimate(
+      'group_mean',
+      jnp.array([[1.0, 0.0], [1, 1]]),
+      jnp.ones((2, 2, 3), jnp.int32),
+  )
+  samples = run.learner._samples(said, scored)
   # The second group has no signal; six tokens of the first share the weight.
   assert [len(s.ids) for s in samples] == [3, 1, 2]
   assert [s.advantage for s in samples] == [0.5, 0.5, -0.5]
   assert sum(s.weight * len(s.ids) for s in samples) == pytest.approx(1.0)
   assert len({s.weight for s in samples}) == 1
+
+
+def said_by(rollout, agent):
+  utterance = play.Utterance('wait', 2, 0, (1, 2), np.arange(2), np.zeros(2))
+  return play.Said(rollout, agent, 0, 0, utterance, prompts.Command(0), True)
+
+
+def test_agents_have_advantages_of_their_own(run):
+  """Agent 1 speaks in the first rollout only, and is compared with nobody."""
+  said = [said_by(0, 0), said_by(0, 1), said_by(0, 1), said_by(1, 0)]
+  turns = jnp.array([[[1, 2, 0], [1, 0, 0]], [[0, 0, 0]] * 2])
+  scored = advantages.estimate(
+      'agent_z_score', jnp.array([[1.0, 0.0], [1, 1]]), turns
+  )
+  samples = run.learner._samples(said, scored)
+  assert [s.advantage for s in samples] == [1, 0, 0, -1]
+  assert len({s.weight for s in samples}) == 1
+
+
+@pytest.mark.parametrize(
+    'name', ['latency_penalty', 'toggle', 'parl', 'deadline_return']
+)
+def test_every_incentive_is_played_with_agent_wise_advantages(
+    start, workdir, name
+):
+  config = make_config()
+  config.incentive.name = name
+  config.rlcr.advantage = 'agent_z_score'
+  other = train.build(config, workdir)
+  knobs = other.config.knobs(0, 2)
+  _, update = tiny.learn(other.learner, start, rules(other), knobs)
+  assert update.finite and update.returns.shape == (2, 2)
+  assert np.isfinite(np.asarray(update.returns)).all()
+
+
+def test_there_is_no_critic(workdir):
+  config = make_config()
+  config.rlcr.advantage = 'gae'
+  with pytest.raises(ValueError, match="rlcr.advantage='gae' is not allowed"):
+    train.build(config, workdir)
 
 
 def test_a_missing_model_is_told(tmp_path):

@@ -161,6 +161,32 @@ def test_what_an_aggregation_weighs_equally(aggregation, equal):
   np.testing.assert_allclose(parts, parts[0], rtol=1e-6)
 
 
+def test_only_agent_mean_gives_agents_of_a_rollout_equal_shares():
+  shares = {}
+  for aggregation in losses.AGGREGATIONS:
+    weight = losses.weights(aggregation, jnp.array(COUNTS), 50.0)
+    shares[aggregation] = np.asarray(weight * jnp.array(COUNTS))[0, :2]
+  equal = {name: share[0] == share[1] for name, share in shares.items()}
+  assert equal.pop('agent_mean') and not any(equal.values())
+  for name in equal:  # The second agent decided three times as often.
+    assert shares[name][1] == pytest.approx(3 * shares[name][0])
+
+
+def test_a_constant_weighs_a_decision_the_same_in_any_batch():
+  """Not only within a batch: longer rollouts do not make it count less."""
+  longer = 3 * jnp.array(COUNTS)
+  weight = losses.weights('constant', jnp.array(COUNTS), 50.0)
+  assert (weight == 1 / 200).all()
+  assert (losses.weights('constant', longer, 50.0) == weight).all()
+  for name in ('decision_mean', 'rollout_mean', 'agent_mean'):
+    before = losses.weights(name, jnp.array(COUNTS), 50.0)[:3]
+    after = losses.weights(name, longer, 50.0)[:3]
+    taken = np.array(COUNTS)[:3] > 0
+    np.testing.assert_allclose(
+        after[taken], before[taken] / 3, rtol=1e-6, err_msg=name
+    )
+
+
 @pytest.mark.parametrize(
     'aggregation', ['decision_mean', 'rollout_mean', 'agent_mean']
 )

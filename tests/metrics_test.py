@@ -38,6 +38,8 @@ def make_rollouts():
       ),
       team_size=np.int32([1, 4, 9]),
       critical_steps=np.int32([4, 7, 3]),
+      hired=np.int32([0, 3, 8]),
+      productive=np.int32([0, 2, 0]),
       curve=np.zeros((3, 0), np.float32),
       iterations=np.int32(20),
       decisions=np.int32(32),
@@ -140,6 +142,15 @@ def test_row_by_hand():
   }
   assert {name: row[name] for name in expected} == pytest.approx(expected)
   assert all(type(value) is float for value in row.values())
+
+
+def test_the_scheduled_numbers_of_an_incentive_are_written():
+  scheduled = {'parallel': np.float32(0.125), 'finish': np.float32(0.0)}
+  knobs = learner.Knobs(np.float32(0.5), np.float32(0.25), scheduled)
+  row = metrics.summarise(VERBS, make_update(), np.array([1000]), knobs)
+  assert row['incentive_parallel'] == 0.125 and row['incentive_finish'] == 0.0
+  assert row['learning_rate'] == 0.5 and 'incentive' not in row
+  assert not [name for name in summarise(make_update()) if 'incentive' in name]
 
 
 def test_a_return_that_is_not_finite_is_left_out_of_the_mean():

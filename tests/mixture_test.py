@@ -232,8 +232,9 @@ def gradient(run, parts):
 
 
 def test_the_gradient_is_the_weighted_sum_of_each_environments(run):
-  def with_signal(played):
-    return jnp.sum(played.turns, axis=1) / 10.0
+  def with_signal(config, played, knobs):
+    del config, knobs
+    return jnp.sum(played.turns, axis=2) / 10.0
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(
@@ -250,6 +251,32 @@ def test_the_gradient_is_the_weighted_sum_of_each_environments(run):
       sums = scaled if sums is None else jax.tree.map(jnp.add, sums, scaled)
   for a, b in zip(*map(jax.tree.leaves, (whole, sums)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_environments_share_one_critic():
+  config = make_config(rlcr__advantage='gae', incentive__name='latency_penalty')
+  run = train.build(config)
+  state, updates = run.learner.step(
+      run.init(), rules(run), run.config.knobs(0, 2)
+  )
+  assert state.critic is not None
+  params = [
+      jax.eval_shape(part.critic.init, jax.random.key(0))
+      for part in run.learner.parts.values()
+  ]
+  shapes = [[x.shape for x in jax.tree.leaves(p)] for p in params]
+  assert shapes[0] == shapes[1]
+  assert shapes[0] == [x.shape for x in jax.tree.leaves(state.critic.params)]
+  rows = {}
+  for name, update in jax.device_get(updates).items():
+    assert update.finite and update.informative == 1.0
+    assert (update.returns <= update.rollouts.progress.reshape(-1, 4)).all()
+    verbs = run.collectives[name].verbs
+    deadlines_ms = np.array([90_000])
+    knobs = run.config.knobs(0, 2)
+    rows[name] = metrics.summarise(verbs, update, deadlines_ms, knobs)
+  row = metrics.mixed(rows, run.config.weights)
+  assert row['critic_loss'] > 0 and row['software/explained_variance'] <= 1
 
 
 # Measurements.

@@ -317,6 +317,8 @@ def test_reads_the_columns_that_are_measured():
       output_tokens=ints,
       team_size=scalar,
       critical_steps=scalar,
+      hired=scalar,
+      productive=scalar,
       curve=np.zeros((2, 3)),
       iterations=np.array(1),
       decisions=np.array(6),

@@ -92,6 +92,9 @@ def test_the_packed_loop_equals_the_dense_scan():
   np.testing.assert_array_equal(states.progress_ms, packed.progress_ms)
   np.testing.assert_array_equal(states.peak_team, packed.team_size)
   np.testing.assert_array_equal(states.ledger.turns, packed.turns)
+  np.testing.assert_array_equal(states.ledger.hired, packed.hired)
+  np.testing.assert_array_equal(states.ledger.productive, packed.productive)
+  assert 0 < packed.productive.sum() < packed.hired.sum()
   np.testing.assert_array_equal(states.ledger.effective, packed.effective)
   np.testing.assert_array_equal(
       jax.vmap(COLLECTIVE.spent_tokens)(states), packed.output_tokens

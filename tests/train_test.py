@@ -113,6 +113,72 @@ def test_two_halves_make_a_whole(run, whole, tmp_path, moments):
   assert rows(tmp_path) == rows(whole)
 
 
+def test_two_halves_make_a_whole_with_a_critic(tmp_path):
+  run = train.build(
+      tiny.config(
+          steps=4,
+          checkpoint_every=2,
+          rlcr__advantage='gae',
+          rlcr__gae_lambda=0.9,
+          rlcr__gamma=0.99,
+          rlcr__discount_per='second',
+      )
+  )
+  train.train_arm(run, 'collective', tmp_path / 'whole')
+  with pytest.raises(Killed):
+    train.train_arm(run, 'collective', tmp_path, kill_at('collective', 3))
+  train.train_arm(run, 'collective', tmp_path)
+  state = load(run, tmp_path)
+  assert_same_state(state, load(run, tmp_path / 'whole'))
+  assert rows(tmp_path) == rows(tmp_path / 'whole')
+  fresh = jax.device_get(run.init().critic.params)
+  moved = jax.tree.map(
+      lambda a, b: bool((a != b).any()), fresh, state.critic[0]
+  )
+  assert all(jax.tree.leaves(moved))
+  told = rows(tmp_path)
+  assert all(row['critic_loss'] > 0 for row in told)
+  assert all(row['explained_variance'] <= 1 for row in told)
+  assert 'critic_loss' in (tmp_path / 'metrics.csv').read_text()
+
+
+def test_a_scheduled_incentive_goes_on_where_it_stopped(tmp_path):
+  run = train.build(
+      tiny.config(
+          steps=5,
+          checkpoint_every=2,
+          incentive__name='parl',
+          incentive__hires=2,
+          incentive__parallel=0.4,
+          incentive__finish=0.2,
+      )
+  )
+  with pytest.raises(Killed):
+    train.train_arm(run, 'collective', tmp_path, kill_at('collective', 2))
+  train.train_arm(run, 'collective', tmp_path)
+  told = rows(tmp_path)
+  parallel = [row['incentive_parallel'] for row in told]
+  finish = [row['incentive_finish'] for row in told]
+  # Half of 5 updates, the last of which is number 4.
+  np.testing.assert_allclose(parallel, [0.4, 0.2, 0, 0, 0], rtol=1e-6)
+  np.testing.assert_allclose(finish, [0.2, 0.1, 0, 0, 0], rtol=1e-6)
+  bonus = [row['return_mean'] - row['progress_mean'] for row in told]
+  assert bonus[0] > 0 and bonus[2:] == [0, 0, 0]
+
+
+def test_a_harmful_combination_is_warned_of_once(monkeypatch, caplog):
+  monkeypatch.setattr(logging.getLogger('absl'), 'propagate', True)
+  train._warn.cache_clear()
+  config = tiny.config(
+      incentive__name='latency_penalty', rlcr__advantage='z_score'
+  )
+  with caplog.at_level(logging.WARNING, 'absl'):
+    train.checked(config)
+    train.build(config)
+  (told,) = [r.getMessage() for r in caplog.records]
+  assert 'latency_penalty' in told and "rlcr.advantage='z_score'" in told
+
+
 def test_goes_on_from_the_newest_checkpoint(run, tmp_path):
   with pytest.raises(Killed):
     train.train_arm(run, 'collective', tmp_path, kill_at('collective', 4))

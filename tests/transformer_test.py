@@ -328,6 +328,55 @@ def test_gradients_are_finite_also_where_a_part_is_fully_masked(scene):
   assert sum(bool(x.any()) for x in leaves) > len(leaves) // 2
 
 
+# Critic.
+
+CRITIC = transformer.TransformerCritic(COLLECTIVE, CONFIG)
+
+
+def value(params, *scenes):
+  obs = jax.tree.map(lambda *x: jnp.stack(x), *(scene() for scene in scenes))
+  return np.asarray(jax.jit(CRITIC.value)(params, obs))
+
+
+def test_a_critic_is_an_encoder_of_the_same_kind_with_another_head():
+  shapes = lambda tree: {
+      jax.tree_util.keystr(path): x.shape
+      for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+  critic = shapes(CRITIC.init(jax.random.key(0)))
+  policy = shapes(POLICY.init(jax.random.key(0)))
+  (head,) = critic.keys() - policy.keys()
+  assert critic[head] == (8, 1)
+  shared = critic.keys() & policy.keys()
+  assert all(critic[name] == policy[name] for name in shared)
+  assert len(shared) > len(policy) / 2
+
+
+def test_values_begin_near_0_and_depend_on_what_is_seen():
+  params = CRITIC.init(jax.random.key(0))
+  found = value(params, chief, worker)
+  assert found.shape == (2,) and found.dtype == np.float32
+  assert (0 < abs(found)).all() and (abs(found) < 0.2).all()
+  assert found[0] != found[1]
+
+
+def test_a_value_does_not_depend_on_the_other_rows():
+  params = CRITIC.init(jax.random.key(0))
+  together = value(params, chief, worker, alone)
+  one = [value(params, scene)[0] for scene in (chief, worker, alone)]
+  np.testing.assert_allclose(together, one, rtol=1e-5)
+
+
+def test_the_whole_critic_learns():
+  params = CRITIC.init(jax.random.key(0))
+  obs = jax.tree.map(lambda *x: jnp.stack(x), chief(), worker())
+  grads = jax.grad(lambda p: jnp.sum(CRITIC.value(p, obs)))(params)
+  # In the last block only the own token counts, which has no relations.
+  del grads['blocks'][CONFIG.layers - 1]['relation']
+  for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+    assert np.isfinite(leaf).all() and np.any(leaf), path
+
+
 # Config.
 
 

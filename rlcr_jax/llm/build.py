@@ -55,4 +55,6 @@ def make_learner(
       )
       for name, collective in collectives.items()
   }
-  return learner.LlmLearner(parts, config, resolved.rlcr, get_model, workdir)
+  return learner.LlmLearner(
+      parts, config, resolved.rlcr, get_model, workdir, resolved.incentive
+  )

@@ -1,7 +1,7 @@
 """RLCR on a language model: the update of `rlcr_jax.learner`, token by token.
 
-Every output token of an agent is a decision: it gets the flat advantage of its
-collective, and the aggregations weight tokens.
+Every output token of an agent is a decision: it gets the advantage of its
+collective, or of its agent there, and the aggregations weight tokens.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from rlcr_jax import incentives
 from rlcr_jax import losses
 from rlcr_jax import rollout
 from rlcr_jax.collective import Collective
+from rlcr_jax.incentives import IncentiveConfig
 from rlcr_jax.learner import Knobs
 from rlcr_jax.learner import LearnerState
 from rlcr_jax.learner import mixed
@@ -149,6 +150,7 @@ class LlmLearner:
       rlcr: RlcrConfig,
       get_model: Callable[[], Model],
       directory: pathlib.Path,
+      incentive: IncentiveConfig | None = None,
   ):
     """Loads nothing yet.
 
@@ -158,8 +160,10 @@ class LlmLearner:
       rlcr: of the update.
       get_model: loads the model, or makes one first.
       directory: where an engine may keep files.
+      incentive: what is reinforced; None: the return at the deadline.
     """
     self.parts, self.config, self._rlcr = parts, config, rlcr
+    self._incentive = incentive or IncentiveConfig()
     self._get_model, self._directory = get_model, directory
     self._served: Params | None = None  # What the engine samples from.
 
@@ -233,7 +237,7 @@ class LlmLearner:
     key = jax.random.fold_in(state.key, state.step)
     index = number_tasks({name: p.tasks for name, p in self.parts.items()})
     batches = {
-        env: self._batch(env, state.params, key, index[env], rules[env])
+        env: self._batch(env, state.params, key, index[env], rules[env], knobs)
         for env in self.parts
     }
     next_state, sums, norm, finite = self._descend(
@@ -260,16 +264,22 @@ class LlmLearner:
       )
     return next_state._replace(step=state.step + 1), updates
 
-  def _batch(self, env: str, params: Params, key, index, rules) -> _Batch:
+  def _batch(
+      self, env: str, params: Params, key, index, rules, knobs: Knobs
+  ) -> _Batch:
     """Plays and scores the groups of one part."""
     rlcr, began = self._rlcr, time.monotonic()
     played, speaker = self.play(env, params, key, index, rules, rlcr.group_size)
     seconds = time.monotonic() - began
-    returns = incentives.INCENTIVES[rlcr.incentive](played.rollouts)
-    returns = jnp.reshape(returns, (-1, rlcr.group_size))
-    scored = advantages.estimate(rlcr.advantage, returns)
-    collective = self.parts[env].collective
-    agents = collective.num_agents * collective.config.islands
+    returns = incentives.score(
+        self._incentive, played.rollouts, rlcr.group_size, knobs.incentive
+    )
+    agents = self.parts[env].collective.num_seats
+    turns = np.zeros((returns.size, agents), np.int32)
+    for turn in played.said:
+      turns[turn.rollout, turn.agent] += 1
+    turns = jnp.array(turns.reshape(*returns.shape, agents))
+    scored = advantages.estimate(rlcr.advantage, returns, turns)
     extra = {
         'prompt_tokens_mean': speaker.read / max(len(played.said), 1),
         'reused_token_share': speaker.reused / max(speaker.read, 1),
@@ -277,20 +287,19 @@ class LlmLearner:
         'sampling_seconds': seconds,
         'compilations': float(getattr(self.engine, 'compilations', 0)),
     }
-    samples = self._samples(played.said, scored, agents)
+    samples = self._samples(played.said, scored)
     return _Batch(played, returns, scored, samples, played.shares() | extra)
 
   def _samples(
       self,
       said: list[play_lib.Said],
       scored: advantages.Advantages,
-      num_agents: int,
   ) -> list[trainer_lib.Sample]:
     """All turns of informative groups, with the weight of their tokens."""
     rlcr = self._rlcr
     in_play = np.repeat(scored.informative, rlcr.group_size)
-    advantage = np.asarray(scored.values).reshape(-1)
-    counts = np.zeros((len(in_play), num_agents), np.int32)
+    advantage = np.asarray(scored.values).reshape(len(in_play), -1)
+    counts = np.zeros(advantage.shape, np.int32)
     for turn in said:
       counts[turn.rollout, turn.agent] += len(turn.utterance.ids)
     counts = jnp.array(counts * in_play[:, None])
@@ -301,7 +310,7 @@ class LlmLearner:
             ids=turn.utterance.ids,
             log_probs=turn.utterance.log_probs,
             weight=float(weight[turn.rollout, turn.agent]),
-            advantage=float(advantage[turn.rollout]),
+            advantage=float(advantage[turn.rollout, turn.agent]),
         )
         for turn in said
         if in_play[turn.rollout]

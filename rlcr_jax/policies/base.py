@@ -1,7 +1,7 @@
-"""The protocol that every policy satisfies.
+"""The protocols that every policy and every critic satisfy.
 
-Policies are pure: parameters are a pytree that `init` makes. All methods work
-on a leading axis of rows, one row per decision.
+They are pure: parameters are a pytree that `init` makes. All methods work on a
+leading axis of rows, one row per decision.
 """
 
 from typing import Any, Protocol
@@ -45,3 +45,13 @@ class Policy(Protocol):
     earlier parts as they are in `action`, which is unbiased for actions drawn
     from the policy.
     """
+
+
+class Critic(Protocol):
+  """What the learner calls to estimate returns."""
+
+  def init(self, key: jax.Array) -> Params:
+    """Fresh parameters."""
+
+  def value(self, params: Params, obs: Observation) -> chex.Array:
+    """Expected returns [C] float32 from the decisions on, as they are seen."""

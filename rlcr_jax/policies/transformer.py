@@ -9,7 +9,7 @@ then a pointer over peer tokens, then a symbol, each given the earlier ones.
 from collections.abc import Callable, Iterable
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import chex
 from envs.base import require
@@ -110,25 +110,16 @@ class Vocabulary:
     return cls(*(tuple(dict.fromkeys(x)) for x in (envs, features, verbs)))
 
 
-class SetTransformer(nnx.Module):
-  """Parameters of the policy for given feature sizes."""
+class Encoder(nnx.Module):
+  """Parameters without a head, for given feature sizes."""
 
   def __init__(self, config: TransformerConfig, sizes: Sizes, rngs: nnx.Rngs):
-    d, num_verbs = config.width, sizes.verbs
+    d = config.width
     self.embed_me = _linear(sizes.me, d, rngs)
     self.embed_target = _linear(sizes.target, d, rngs)
     self.embed_peer = _linear(sizes.peer, d, rngs)
     self.blocks = nnx.List([_Block(config, rngs) for _ in range(config.layers)])
     self.norm = nnx.RMSNorm(d, rngs=rngs)
-    self.verb = _linear(d, num_verbs, rngs, 0.01)
-    self.verb_embedding = nnx.Param(
-        rngs.params.normal((num_verbs, d)) / math.sqrt(d)
-    )
-    self.target_query = _linear(d, d, rngs)
-    self.target_key = _linear(d, d, rngs)
-    self.peer_query = _linear(d, d, rngs)
-    self.peer_key = _linear(d, d, rngs)
-    self.symbol = _linear(d, sizes.symbols, rngs, 0.01)
 
   def encode(self, obs: Observation):
     """Tokens [C, d], [C, M, d], [C, K, d] of me, the targets and the peers."""
@@ -149,6 +140,23 @@ class SetTransformer(nnx.Module):
       x = block(x, mask, relations)
     x = self.norm(x)
     return x[:, 0], x[:, 1 : 1 + m], x[:, 1 + m :]
+
+
+class SetTransformer(Encoder):
+  """Parameters of the policy: pointer heads."""
+
+  def __init__(self, config: TransformerConfig, sizes: Sizes, rngs: nnx.Rngs):
+    super().__init__(config, sizes, rngs)
+    d, num_verbs = config.width, sizes.verbs
+    self.verb = _linear(d, num_verbs, rngs, 0.01)
+    self.verb_embedding = nnx.Param(
+        rngs.params.normal((num_verbs, d)) / math.sqrt(d)
+    )
+    self.target_query = _linear(d, d, rngs)
+    self.target_key = _linear(d, d, rngs)
+    self.peer_query = _linear(d, d, rngs)
+    self.peer_key = _linear(d, d, rngs)
+    self.symbol = _linear(d, sizes.symbols, rngs, 0.01)
 
   def decode(
       self,
@@ -194,15 +202,29 @@ class SetTransformer(nnx.Module):
     return Action(**chosen), logits
 
 
-@dataclasses.dataclass(frozen=True)
-class TransformerPolicy:
-  """The set transformer behind the policy protocol.
+class ValueTransformer(Encoder):
+  """Parameters of the critic: a value read off the agent's own token."""
 
-  Policies of several collectives share their parameters if they are given one
+  def __init__(self, config: TransformerConfig, sizes: Sizes, rngs: nnx.Rngs):
+    super().__init__(config, sizes, rngs)
+    self.head = _linear(config.width, 1, rngs, 0.01)
+
+  def __call__(self, obs: Observation) -> chex.Array:
+    """Values [C]."""
+    return self.head(self.encode(obs)[0])[:, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shared:
+  """Parameters that fit a collective, alone or among several.
+
+  Networks of several collectives share their parameters if they are given one
   `Vocabulary` of all. What has the same name (a feature, a verb) has the same
-  parameters; each policy takes the rows that it needs, so a collective pays
+  parameters; each network takes the rows that it needs, so a collective pays
   nothing for the others.
   """
+
+  kind: ClassVar[type[Encoder]]
 
   collective: Collective
   config: TransformerConfig = TransformerConfig()
@@ -237,10 +259,10 @@ class TransformerPolicy:
         verbs=len(whole.verbs),
     )
 
-  def _build(self, sizes: Sizes, key: jax.Array) -> SetTransformer:
-    return SetTransformer(self.config, sizes, nnx.Rngs(params=key))
+  def _build(self, sizes: Sizes, key: jax.Array) -> Encoder:
+    return self.kind(self.config, sizes, nnx.Rngs(params=key))
 
-  def _module(self, params: nnx.State) -> SetTransformer:
+  def _module(self, params: nnx.State) -> Any:
     build = lambda: self._build(self._sizes(), jax.random.key(0))
     return nnx.merge(nnx.graphdef(nnx.eval_shape(build)), self._own(params))
 
@@ -267,17 +289,24 @@ class TransformerPolicy:
     own = nnx.to_pure_dict(params)
     own['embed_me']['kernel'] = take(own['embed_me']['kernel'], me)
     own['embed_target']['kernel'] = take(own['embed_target']['kernel'], target)
-    own['verb']['kernel'] = take(own['verb']['kernel'], verbs, 1)
-    own['verb_embedding'] = take(own['verb_embedding'], verbs)
+    if 'verb' in own:
+      own['verb']['kernel'] = take(own['verb']['kernel'], verbs, 1)
+      own['verb_embedding'] = take(own['verb_embedding'], verbs)
     return own
+
+  def init(self, key: jax.Array) -> nnx.State:
+    """Fresh parameters: verbs, symbols nearly uniform and values nearly 0."""
+    return nnx.state(self._build(self._shared_sizes(), key))
+
+
+class TransformerPolicy(_Shared):
+  """The set transformer behind the policy protocol."""
+
+  kind = SetTransformer
 
   def _uses(self) -> dict[str, chex.Array]:
     verbs = self.collective.verbs
     return {part: takes(verbs, part) for part in ('target', 'peer', 'symbol')}
-
-  def init(self, key: jax.Array) -> nnx.State:
-    """Fresh parameters; verbs and symbols start out nearly uniform."""
-    return nnx.state(self._build(self._shared_sizes(), key))
 
   def sample(self, params, keys, obs):
     """See `policies.base.Policy`."""
@@ -316,3 +345,13 @@ class TransformerPolicy:
       log_prob += used * taken[:, 0]
       entropy -= used * jnp.sum(jnp.exp(log_p) * log_p, axis=1)
     return log_prob, entropy
+
+
+class TransformerCritic(_Shared):
+  """A set transformer with one value, behind the critic protocol."""
+
+  kind = ValueTransformer
+
+  def value(self, params, obs):
+    """See `policies.base.Critic`."""
+    return self._module(params)(obs)
