@@ -2,9 +2,10 @@
 
 Every asset drifts up or down at a steady rate that nobody sees. Research gives
 a noisy signal of the asset's own part of its drift; the other part is that of
-a partner, so whoever trades must know two signals. A position, long or short,
-earns the drift for as long as it is held, until the market closes. Time spent
-on research is time in which nothing is earned.
+a partner, so whoever trades must know two signals, and opens a position only on
+the side that they speak for. A position, long or short, earns the drift for as
+long as it is held, until the market closes. Time spent on research is time in
+which nothing is earned.
 
 Parallelism breaks in three places. A signal is of use only together with that
 of the partner, which somebody else may have researched. All positions draw on
@@ -194,6 +195,7 @@ class Trading(base.Environment):
     lots_left = self.risk_budget - jnp.sum(jnp.abs(position))
     room = lots_left > 0
     tradable = (position != 0) | room  # Whoever holds a lot may close it.
+    opens = (position == 0) & room  # And open one on the side of its estimate.
     missing = seen.known & ~seen.partner_known
     change = jnp.abs(seen.desired - position)  # [M] lots, 0 to 2.
     # Rows: assets that the agent could trade if it knew their partner's signal.
@@ -235,8 +237,8 @@ class Trading(base.Environment):
         legal=base.table(
             [
                 ~seen.known,
-                seen.judged & ((position < 0) | ((position == 0) & room)),
-                seen.judged & ((position > 0) | ((position == 0) & room)),
+                seen.judged & ((position < 0) | (opens & (seen.estimate > 0))),
+                seen.judged & ((position > 0) | (opens & (seen.estimate < 0))),
             ]
         ),
         relations=task.needs,

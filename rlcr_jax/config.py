@@ -300,7 +300,15 @@ def _check_together(resolved: Resolved) -> None:
       f'such that the full deadline, now {final_ms} ms, is >= the shortest one,'
       f' {first_ms} ms',
   )
-  for collective in resolved.make_collectives().values():
+  collectives = resolved.make_collectives()
+  verbs = {v.name for c in collectives.values() for v in c.verbs}
+  require(
+      verbs.issuperset(resolved.policy.offsets()),
+      'policy.prior',
+      resolved.policy.prior,
+      f'about verbs of these worlds, which are {sorted(verbs)}',
+  )
+  for collective in collectives.values():
     _check_first_deadline(resolved, collective)
 
 

@@ -17,6 +17,7 @@ OTHER = {
     'rlcr.loss': 'clipped_surrogate',
     'rlcr.aggregation': 'agent_mean',
     'policy.name': 'llm',
+    'policy.prior': 'work=2',
     'llm.dtype': 'bfloat16',
     'evaluation.final_ms': 900_000,  # At least the first deadline.
 }
@@ -127,6 +128,7 @@ def test_the_only_value_is_the_only_one_allowed(name):
         ('llm.warm_skill', 1.5, '0 to 1'),
         ('llm.vocab_size', 256, '>= 300'),
         ('policy.heads', 3, 'a divisor of policy.width='),
+        ('policy.prior', 'rest=1', 'about verbs of these worlds, which are ['),
         ('evaluation.num_tasks', 1, '>= 2'),
         ('evaluation.deadlines', 1, '>= 2'),
         ('evaluation.first_ms', -1, '>= 1 ms, or 0'),

@@ -143,6 +143,11 @@ def test_a_signal_of_zero_is_no_reason_to_trade():
   assert column('desired', ALL, (1, 0, 0, 0), task=task) == [0, 0, 0, 0]
 
 
+def test_an_estimate_of_zero_takes_no_side():
+  task = TASK._replace(signal=jnp.zeros((4,)))
+  assert legal(ALL, (1, 0, 0, 0), task=task) == [[], [], [0]]
+
+
 def test_of_equal_estimates_the_first_is_desired():
   task = TASK._replace(signal=jnp.ones((4,)))
   assert column('desired', ALL, task=task) == [1, 1, 0, 0]
@@ -160,13 +165,16 @@ def legal(*args, **kwargs):
     [
         ((), (0, 0, 0, 0), ALL, [[0, 1, 2, 3], [], []]),
         ((0,), (0, 0, 0, 0), ALL, [[1, 2, 3], [], []]),
-        ((0, 2), (0, 0, 0, 0), ALL, [[1, 3], [0], [0]]),  # Not 2: it needs 1.
-        (ALL, (0, 0, 0, 0), ALL, [[], [0, 1, 2, 3], [0, 1, 2, 3]]),
-        (ALL, (1, 0, 0, 0), ALL, [[], [1, 2, 3], [0, 1, 2, 3]]),
-        (ALL, (0, -1, 0, 0), ALL, [[], [0, 1, 2, 3], [0, 2, 3]]),
-        (ALL, (1, -1, 0, 0), ALL, [[], [1], [0]]),  # The budget is used up.
+        # Not 2: it needs 1. One opens on the side of one's estimate.
+        ((0, 2), (0, 0, 0, 0), ALL, [[1, 3], [0], []]),
+        (ALL, (0, 0, 0, 0), ALL, [[], [0, 3], [1, 2]]),
+        # And closes on whatever side.
+        (ALL, (1, 0, 0, 0), ALL, [[], [3], [0, 1, 2]]),
+        (ALL, (0, -1, 0, 0), ALL, [[], [0, 1, 3], [2]]),
+        (ALL, (-1, 1, 0, 0), ALL, [[], [0], [1]]),  # The budget is used up.
+        (ALL, (1, -1, 0, 0), ALL, [[], [1], [0]]),
         (ALL, (0, 0, 0, 0), (), [[0, 2, 3], [], []]),  # 1 is public.
-        (ALL, (0, 0, 0, 0), (3,), [[0, 2], [1], [1]]),
+        (ALL, (0, 0, 0, 0), (3,), [[0, 2], [], [1]]),
         (ALL, (0, 0, 0, 0), (0,), [[2, 3], [], []]),  # Not 3: not known itself.
     ],
 )
@@ -177,7 +185,7 @@ def test_what_is_legal(researched, position, known, expected):
 def test_without_combination_no_partner_is_needed():
   task = TASK._replace(needs=jnp.zeros((4, 4), bool))
   look_apart = functools.partial(column, env=APART, task=task)
-  assert legal((2,), env=APART, task=task) == [[0, 1, 3], [2], [2]]
+  assert legal((2,), env=APART, task=task) == [[0, 1, 3], [2], []]
   assert look_apart('estimate', (2,)) == [0, 0, 1, 0]  # 0.8 times 1.25.
   assert look_apart('partner_known', ()) == [1, 1, 1, 1]
   assert look_apart('wanted', ALL) == [1, 0, 1, 1]

@@ -132,10 +132,11 @@ def test_two_halves_make_a_whole_with_a_critic(tmp_path):
   assert_same_state(state, load(run, tmp_path / 'whole'))
   assert rows(tmp_path) == rows(tmp_path / 'whole')
   fresh = jax.device_get(run.init().critic.params)
-  moved = jax.tree.map(
-      lambda a, b: bool((a != b).any()), fresh, state.critic[0]
-  )
-  assert all(jax.tree.leaves(moved))
+  same = jax.tree.map(lambda a, b: bool((a == b).all()), fresh, state.critic[0])
+  same = jax.tree_util.tree_leaves_with_path(same)
+  same = [jax.tree_util.keystr(path) for path, at_rest in same if at_rest]
+  # With one layer, relations of targets do not reach the agent's own token.
+  assert len(same) == 1 and 'relation' in same[0]
   told = rows(tmp_path)
   assert all(row['critic_loss'] > 0 for row in told)
   assert all(row['explained_variance'] <= 1 for row in told)
@@ -163,7 +164,8 @@ def test_a_scheduled_incentive_goes_on_where_it_stopped(tmp_path):
   np.testing.assert_allclose(parallel, [0.4, 0.2, 0, 0, 0], rtol=1e-6)
   np.testing.assert_allclose(finish, [0.2, 0.1, 0, 0, 0], rtol=1e-6)
   bonus = [row['return_mean'] - row['progress_mean'] for row in told]
-  assert bonus[0] > 0 and bonus[2:] == [0, 0, 0]
+  assert bonus[0] > 0.1
+  np.testing.assert_allclose(bonus[2:], 0, atol=1e-6)
 
 
 def test_a_harmful_combination_is_warned_of_once(monkeypatch, caplog):

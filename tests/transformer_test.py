@@ -1,5 +1,6 @@
 """Tests of the set transformer and its pointer heads."""
 
+import dataclasses
 import functools
 
 import jax
@@ -409,3 +410,39 @@ def test_every_field_of_the_config_changes_the_network():
 
   kinds = [shapes(), shapes(width=16), shapes(layers=1), shapes(heads=4)]
   assert all(kinds.count(kind) == 1 for kind in kinds)
+
+
+# The prior.
+
+
+def test_a_prior_multiplies_the_odds_of_its_verb():
+  config = dataclasses.replace(CONFIG, prior='wait=2,work=-1')
+  with_prior = transformer.TransformerPolicy(COLLECTIVE, config)
+  actions, obs = all_actions(), repeat(chief(), len(all_actions().verb))
+  before = np.exp(score(obs, actions)[0])
+  after = np.exp(score(obs, actions, with_prior)[0])
+  verb = np.asarray(actions.verb)
+  of = lambda p, name: p[verb == VERBS.index(name)].sum()
+  assert of(after, 'wait') / of(after, 'post') == pytest.approx(
+      np.exp(2) * of(before, 'wait') / of(before, 'post'), rel=1e-4
+  )
+  assert of(after, 'work') / of(after, 'post') == pytest.approx(
+      np.exp(-1) * of(before, 'work') / of(before, 'post'), rel=1e-4
+  )
+
+
+def test_a_prior_makes_nothing_legal():
+  config = dataclasses.replace(CONFIG, prior='hire=50')
+  policy = transformer.TransformerPolicy(COLLECTIVE, config)
+  keys = jax.random.split(jax.random.key(0), 64)
+  action, _ = sample_jit(policy, get_params(), keys, repeat(worker(), 64))
+  assert VERBS.index('hire') not in np.asarray(action.verb)
+
+
+@pytest.mark.parametrize(
+    'prior', ['wait', 'wait=', 'wait=many', '=1', 'wait=inf', 'wait=1,wait=2']
+)
+def test_a_prior_is_written_as_verbs_and_numbers(prior):
+  with pytest.raises(ValueError, match='policy.prior') as error:
+    transformer.TransformerConfig(prior=prior)
+  assert repr(prior) in str(error.value) and 'answer=6' in str(error.value)

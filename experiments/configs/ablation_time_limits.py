@@ -50,6 +50,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The configuration; `variant` is '', 'equal_time' or 'smoke'."""
   config = config_lib.defaults('software')
   config.train_solo = False
+  config.steps = 200
+  config.rlcr.tasks = 8
   config.deadline.first_ms = config.evaluation.first_ms = 45_000
   config.deadline.final_ms = config.evaluation.final_ms = _LONG_MS
   return default.varied(config, '' if variant == 'equal_time' else variant)

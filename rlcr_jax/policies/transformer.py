@@ -32,6 +32,7 @@ class TransformerConfig:
   width: int = 32  # Features per token, d.
   layers: int = 2
   heads: int = 2
+  prior: str = ''  # Fixed offsets of verbs' logits, as 'answer=6,wait=-1'.
 
   def __post_init__(self):
     for field in ('width', 'layers', 'heads'):
@@ -43,6 +44,29 @@ class TransformerConfig:
         self.heads,
         f'a divisor of policy.width={self.width}',
     )
+    self.offsets()
+
+  def offsets(self) -> dict[str, float]:
+    """The prior: by verb, what is added to its logit.
+
+    It is what a fresh policy already prefers, as a language model has habits
+    from before RL. The network learns on top of it.
+
+    Raises:
+      NotAllowedError: if `prior` is written otherwise.
+    """
+    result = {}
+    for entry in self.prior.split(',') if self.prior else ():
+      name, _, text = entry.partition('=')
+      try:
+        offset = float(text)
+      except ValueError:
+        offset = math.nan
+      fits = bool(name) and math.isfinite(offset) and name not in result
+      rule = "verb=number, joined by commas, each verb once, as 'answer=6'"
+      require(fits, 'policy.prior', self.prior, rule)
+      result[name] = offset
+    return result
 
 
 def _linear(d_in: int, d_out: int, rngs: nnx.Rngs, scale=1.0) -> nnx.Linear:
@@ -163,6 +187,7 @@ class SetTransformer(Encoder):
       tokens: tuple[chex.Array, chex.Array, chex.Array],
       obs: Observation,
       uses: dict[str, chex.Array],
+      prior: chex.Array | None,
       choose: Callable[[str, chex.Array], chex.Array],
   ) -> tuple[Action, dict[str, chex.Array]]:
     """Goes through the parts of an action, each given the earlier ones.
@@ -171,6 +196,7 @@ class SetTransformer(Encoder):
       tokens: from `encode`.
       obs: leaves [C, ...].
       uses: part → [V] bool, which verbs use it.
+      prior: [V] float32, added to the logits of verbs; None: nothing.
       choose: `(part, logits [C, k]) → [C] int32`, draws or looks up.
 
     Returns:
@@ -188,7 +214,10 @@ class SetTransformer(Encoder):
       chosen[name] = jnp.where(used, picked, 0)
       return chosen[name]
 
-    verb = part('verb', self.verb(me), obs.legal_verb)
+    preferred = self.verb(me)
+    if prior is not None:
+      preferred += prior[None, :]
+    verb = part('verb', preferred, obs.legal_verb)
     context = me + self.verb_embedding[...][verb]
     query = self.target_query(context)
     pointers = jnp.einsum('cd,cmd->cm', query, self.target_key(targets)) * scale
@@ -308,6 +337,13 @@ class TransformerPolicy(_Shared):
     verbs = self.collective.verbs
     return {part: takes(verbs, part) for part in ('target', 'peer', 'symbol')}
 
+  def _prior(self) -> chex.Array | None:
+    offsets = self.config.offsets()
+    if not offsets:
+      return None
+    names = (verb.name for verb in self.collective.verbs)
+    return jnp.array([offsets.get(name, 0.0) for name in names])
+
   def sample(self, params, keys, obs):
     """See `policies.base.Policy`."""
     parts = ('verb', 'target', 'peer', 'symbol')
@@ -319,6 +355,7 @@ class TransformerPolicy(_Shared):
         module.encode(obs),
         obs,
         self._uses(),
+        self._prior(),
         lambda name, logits: draw(draws[name], logits).astype(jnp.int32),
     )
     return action, self._score(action, logits)[0]
@@ -330,6 +367,7 @@ class TransformerPolicy(_Shared):
         module.encode(obs),
         obs,
         self._uses(),
+        self._prior(),
         lambda name, logits: getattr(action, name),
     )
     return self._score(action, logits)
