@@ -131,7 +131,7 @@ def test_guides_name_goals_of_the_makefile(guide):
 
 
 def _overrides() -> list[tuple[str, str]]:
-  return re.findall(r'--config\.([\w.]+)=([\w.-]+)', _read('README.md'))
+  return re.findall(r'--config\.([\w.]+)=([\w.,=-]+)', _read('README.md'))
 
 
 @pytest.mark.parametrize('field, text', _overrides())
